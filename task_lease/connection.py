@@ -1,0 +1,91 @@
+"""The Redis client that leases use, made from what the user gives.
+
+A lease's promises rest on bounded requests that are repeated only where we know it.
+So from a plain client we take a copy, with the same server, credentials and TLS but
+with time limits and without retries of its own. Any other client is used as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from task_lease.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Seconds that a request may take, connecting included.
+REQUEST_TIMEOUT = 5.0
+
+# What belongs to the pool it was made for, or is ours to set.
+_NOT_COPIED = (
+    "cache",
+    "decode_responses",
+    "event_dispatcher",
+    "himport_registry",
+    "maint_notifications",
+    "oss_cluster",
+    "orig_",
+    "retry",
+    "socket_connect_timeout",
+    "socket_timeout",
+)
+_SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+def client_for(
+    source: redis.Redis | str | Callable[[], redis.Redis], timeout: float
+) -> redis.Redis:
+    """Return a client for the store.
+
+    Args:
+        source: A client, a URL, or a callable that returns a client.
+        timeout: Seconds that one request may take.
+
+    Raises:
+        InvalidConfig: If the source is none of these.
+    """
+    if isinstance(source, str):
+        return _from_url(source, timeout)
+    client = source if hasattr(source, "evalsha") else None
+    if client is None and callable(source):
+        client = source()
+    if client is None or not hasattr(client, "evalsha"):
+        rule = "must be a Redis client, a URL, or a callable that returns a client"
+        raise InvalidConfig("store", type(client or source).__name__, rule)
+    return _bounded(client, timeout)
+
+
+def _from_url(url: str, timeout: float) -> redis.Redis:
+    scheme = url.split("://", 1)[0]
+    if not url.startswith(_SCHEMES):
+        rule = f"must start with one of {', '.join(_SCHEMES)}"
+        raise InvalidConfig("url", f"{scheme[:16]}://…", rule)
+    try:
+        return _bounded(redis.Redis.from_url(url), timeout)
+    except ValueError as error:
+        # Not the error's own words: they may hold a part of the password.
+        raise InvalidConfig("url", f"{scheme}://…", "is no valid URL") from error
+
+
+def _bounded(client: Any, timeout: float) -> redis.Redis:
+    pool = getattr(client, "connection_pool", None)
+    if type(pool) not in (redis.ConnectionPool, redis.BlockingConnectionPool):
+        return client  # type: ignore[no-any-return]
+    kept = {
+        name: value
+        for name, value in pool.connection_kwargs.items()
+        if not name.startswith(_NOT_COPIED)
+    }
+    copy = redis.ConnectionPool(
+        connection_class=pool.connection_class,
+        **kept,
+        socket_timeout=timeout,
+        socket_connect_timeout=timeout,
+        retry=Retry(NoBackoff(), 0),
+    )
+    return redis.Redis(connection_pool=copy)

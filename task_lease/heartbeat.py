@@ -1,0 +1,300 @@
+"""One thread per process that renews every held lease and notices a lost one.
+
+The thread never waits for the store: each batch of renewals is sent by a short-lived
+thread of its own, so no request, however long it hangs (a name look-up included),
+can hide that a deadline has passed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from task_lease.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from task_lease.lease import Lease
+    from task_lease.scripts import Store
+
+logger = logging.getLogger("task_lease.heartbeat")
+
+# Parts of a ttl: between beats, what a request may take, and until a failed one is
+# sent again. Leases due within _GATHER of a beat come along, so that many become one.
+_BEAT = 1 / 3
+_PATIENCE = 1 / 6
+_AGAIN = 1 / 12
+_GATHER = 1 / 12
+# Requests that hang beyond their patience are left behind, but not without number.
+_MOST_REQUESTS = 8
+
+
+class _Request:
+    """Renewals of one ttl that are on their way."""
+
+    def __init__(self, leases: list[Lease], ttl: float, sent_at: float) -> None:
+        self.leases = leases
+        self.sent_at = sent_at
+        self.patient_until = sent_at + ttl * _PATIENCE
+        self.look_at = min(
+            self.patient_until, *(lease.trusted_until for lease in leases)
+        )
+        self.replies: list[bool | StoreUnavailable] = []
+
+
+class Heartbeat:
+    """Renews leases until they are released, lost or left behind.
+
+    Args:
+        store: Where the leases are.
+        clock: The leases' clock, in seconds.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+        self._start_anew()
+        heartbeat = weakref.ref(self)
+
+        def start_anew_in_child() -> None:
+            forked = heartbeat()
+            if forked is not None:
+                forked._start_anew()  # noqa: SLF001 - our own method
+
+        os.register_at_fork(after_in_child=start_anew_in_child)
+
+    def add(self, lease: Lease) -> None:
+        """Renew a lease from now on."""
+        with self._mutex:
+            self._put(lease)
+            self._active = True
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="task-lease-heartbeat", daemon=True
+                )
+                self._thread.start()
+            elif lease.next_beat_at < self._wake_at:
+                self._changed.notify()
+
+    def discard(self, lease: Lease) -> None:
+        """Renew a lease no more."""
+        with self._mutex:
+            self._drop(lease)
+
+    def leases(self) -> list[Lease]:
+        """Return the leases that are being renewed."""
+        with self._mutex:
+            return list(self._all())
+
+    def _start_anew(self) -> None:
+        # In a forked child nothing of the parent's is ours: not the leases, not the
+        # thread, and not the mutex that some thread of the parent may have held.
+        # A bare mutex for `with`: a loss raised by a signal cannot come between taking it
+        # and entering the block, as it can inside the Python code of a Condition.
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
+        self._thread: threading.Thread | None = None
+        self._healthy: dict[float, OrderedDict[str, Lease]] = {}
+        self._troubled: dict[str, Lease] = {}
+        self._requests: list[_Request] = []
+        self._answered: list[_Request] = []
+        self._left_behind = 0
+        self._wake_at = math.inf
+        self._active = False
+        self._idle_wait = 1.0
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._turn()
+            except Exception:
+                # A beat that dies would lose every lease of the process.
+                logger.exception("The heartbeat stumbled and goes on")
+                threading.Event().wait(1.0)
+
+    def _turn(self) -> None:
+        for request in self._take_answered():
+            self._judge(request)
+        now = self._clock()
+        self._lose_patience(now)
+        for leases in self._take_due(now):
+            self._send(leases, now)
+        with self._mutex:
+            if self._answered:
+                return
+            self._wake_at = self._next_wake_at()
+            # The waits of threading count no suspended time, so none is long.
+            pause = self._wake_at - self._clock()
+            self._changed.wait(None if math.isinf(pause) else max(pause, 0.0))
+            self._wake_at = -math.inf
+
+    def _take_answered(self) -> list[_Request]:
+        with self._mutex:
+            answered, self._answered = self._answered, []
+            return answered
+
+    def _judge(self, request: _Request) -> None:
+        for lease, reply in zip(request.leases, request.replies, strict=True):
+            lease.judge(reply, request.sent_at)
+        again_at = self._clock()
+        with self._mutex:
+            if request in self._requests:
+                self._requests.remove(request)
+            else:
+                self._left_behind -= 1
+            for lease, reply in zip(request.leases, request.replies, strict=True):
+                self._drop(lease)
+                if not lease.is_live:
+                    continue
+                if isinstance(reply, StoreUnavailable):
+                    lease.next_beat_at = max(
+                        again_at, request.sent_at + lease.ttl * _AGAIN
+                    )
+                    self._troubled[lease.owner] = lease
+                else:
+                    lease.next_beat_at = request.sent_at + lease.ttl * _BEAT
+                    self._put(lease)
+
+    def _lose_patience(self, now: float) -> None:
+        for request in [r for r in self._requests if now >= r.look_at]:
+            live = [lease for lease in request.leases if not lease.notice(now)]
+            if now >= request.patient_until:
+                for lease in live:
+                    lease.doubt("no answer in time")
+                self._leave_behind(request, live, now)
+            else:
+                ends = [lease.trusted_until for lease in live]
+                request.look_at = min([request.patient_until, *ends])
+
+    def _leave_behind(self, request: _Request, leases: list[Lease], now: float) -> None:
+        with self._mutex:
+            self._requests.remove(request)
+            self._left_behind += 1
+        self._postpone(leases, now)
+
+    def _take_due(self, now: float) -> Iterator[list[Lease]]:
+        with self._mutex:
+            due = [self._due_of(ttl, now) for ttl in self._healthy]
+            troubled = list(self._troubled.values())
+        again: dict[float, list[Lease]] = {}
+        for lease in troubled:
+            if lease.notice(now) or not lease.is_live:
+                self.discard(lease)
+            elif now >= lease.next_beat_at:
+                again.setdefault(lease.ttl, []).append(lease)
+        for leases in (*due, *again.values()):
+            live = [lease for lease in leases if self._is_wanted(lease, now)]
+            if live:
+                yield live
+
+    def _due_of(self, ttl: float, now: float) -> list[Lease]:
+        # In order of their beats, so the first one that is not due ends the search.
+        leases = iter(self._healthy[ttl].values())
+        first = next(leases)
+        if first.next_beat_at > now:
+            return []
+        soon = now + ttl * _GATHER
+        return [first, *takewhile(lambda lease: lease.next_beat_at <= soon, leases)]
+
+    def _is_wanted(self, lease: Lease, now: float) -> bool:
+        if lease.notice(now) or not lease.is_live:
+            return False
+        ended_at = lease.body_ended_at
+        if ended_at is not None and now > ended_at + lease.ttl:
+            logger.error("%r is dropped: its body ended without a release", lease)
+        elif not lease.thread.is_alive():
+            logger.error("%r is dropped: its thread ended without a release", lease)
+        else:
+            return True
+        self.discard(lease)
+        return False
+
+    def _send(self, leases: list[Lease], now: float) -> None:
+        ttl = leases[0].ttl
+        if self._left_behind >= _MOST_REQUESTS:
+            self._postpone(leases, now + ttl * _AGAIN)
+            return
+        request = _Request(leases, ttl, now)
+        with self._mutex:
+            for lease in leases:
+                self._drop(lease)
+            self._requests.append(request)
+        sender = threading.Thread(
+            target=self._ask, args=(request,), name="task-lease-beat", daemon=True
+        )
+        try:
+            sender.start()
+        except RuntimeError as error:
+            # No more threads, or the interpreter is ending.
+            problem = StoreUnavailable("renew", str(error))
+            self._answer(request, [problem] * len(leases))
+
+    def _postpone(self, leases: Iterable[Lease], until: float) -> None:
+        with self._mutex:
+            for lease in filter(_is_live, leases):
+                lease.next_beat_at = until
+                self._drop(lease)
+                self._troubled[lease.owner] = lease
+
+    def _ask(self, request: _Request) -> None:
+        try:
+            replies = self._store.renew([lease.renewal for lease in request.leases])
+        except Exception as error:  # noqa: BLE001 - whatever it is, the beat failed
+            problem = StoreUnavailable("renew", f"{type(error).__name__}: {error}")
+            replies = [problem] * len(request.leases)
+        self._answer(request, replies)
+
+    def _answer(
+        self, request: _Request, replies: list[bool | StoreUnavailable]
+    ) -> None:
+        with self._mutex:
+            request.replies = replies
+            self._answered.append(request)
+            self._changed.notify()
+
+    def _next_wake_at(self) -> float:
+        instants = [
+            next(iter(group.values())).next_beat_at for group in self._healthy.values()
+        ]
+        instants += [
+            min(lease.next_beat_at, lease.trusted_until)
+            for lease in self._troubled.values()
+        ]
+        instants += [request.look_at for request in self._requests]
+        if instants:
+            return min(instants)
+        # Short tasks come and go: a look now and then costs less than being woken by
+        # each of them. Only a process without any sleeps for good.
+        active, self._active = self._active, False
+        return self._clock() + self._idle_wait if active else math.inf
+
+    def _put(self, lease: Lease) -> None:
+        if lease.is_live:
+            self._idle_wait = lease.ttl * _BEAT
+            self._healthy.setdefault(lease.ttl, OrderedDict())[lease.owner] = lease
+
+    def _drop(self, lease: Lease) -> None:
+        self._troubled.pop(lease.owner, None)
+        group = self._healthy.get(lease.ttl)
+        if group is not None:
+            group.pop(lease.owner, None)
+            if not group:
+                del self._healthy[lease.ttl]
+
+    def _all(self) -> Iterator[Lease]:
+        for group in self._healthy.values():
+            yield from group.values()
+        yield from self._troubled.values()
+        for request in self._requests:
+            yield from filter(_is_live, request.leases)
+
+
+def _is_live(lease: Lease) -> bool:
+    return lease.is_live

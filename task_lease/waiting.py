@@ -1,0 +1,134 @@
+"""Wakes whoever waits for a lease, with one subscription per process.
+
+A wake-up only makes waiting short. Nobody relies on one: every waiter also asks again
+by itself, so a lost message costs time and never a hang.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from redis.exceptions import RedisError
+
+from task_lease.keys import wake_channel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import redis
+    from redis.client import PubSub
+
+logger = logging.getLogger("task_lease.acquire")
+
+# Seconds: how often the listener looks whether anybody still waits, and how long it
+# pauses before it subscribes again after an error.
+_LOOK_EVERY = 5.0
+_PAUSE = 0.5
+
+
+class Wakeups:
+    """The subscription through which this process hears of leases handed to it.
+
+    Args:
+        connect: Returns the client to subscribe with.
+    """
+
+    def __init__(self, connect: Callable[[], redis.Redis]) -> None:
+        self._connect = connect
+        self._start_anew()
+        wakeups = weakref.ref(self)
+
+        def start_anew_in_child() -> None:
+            forked = wakeups()
+            if forked is not None:
+                forked._start_anew()  # noqa: SLF001 - our own method
+
+        os.register_at_fork(after_in_child=start_anew_in_child)
+
+    def _start_anew(self) -> None:
+        self.channel = wake_channel(secrets.token_hex(8))
+        self._mutex = threading.Lock()
+        self._waiting: dict[str, threading.Event] = {}
+        self._subscribed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def expect(self, owner: str, patience: float) -> threading.Event:
+        """Return an event that is set when the owner is woken.
+
+        Args:
+            owner: Who will wait.
+            patience: Seconds to wait for the subscription; without one, the event is
+                never set, and the waiter must ask by itself.
+        """
+        event = threading.Event()
+        with self._mutex:
+            self._waiting[owner] = event
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._listen, name="task-lease-wakeups", daemon=True
+                )
+                self._thread.start()
+        self._subscribed.wait(patience)
+        return event
+
+    def forget(self, owner: str) -> None:
+        """Wait no longer for the owner to be woken."""
+        with self._mutex:
+            self._waiting.pop(owner, None)
+
+    def _listen(self) -> None:
+        subscription: PubSub | None = None
+        while self._is_wanted():
+            try:
+                if subscription is None:
+                    subscription = self._connect().pubsub()
+                    subscription.subscribe(self.channel)
+                self._hear(subscription.get_message(timeout=_LOOK_EVERY))
+            except (RedisError, OSError) as error:
+                logger.warning("Waiting for wake-ups failed: %s", error)
+                self._subscribed.clear()
+                self._wake_all()
+                subscription = _closed(subscription)
+                threading.Event().wait(_PAUSE)
+        _closed(subscription)
+
+    def _is_wanted(self) -> bool:
+        with self._mutex:
+            if not self._waiting:
+                self._thread = None
+                self._subscribed.clear()
+            return self._thread is threading.current_thread()
+
+    def _hear(self, message: dict[str, object] | None) -> None:
+        if message is None:
+            return
+        if message["type"] == "subscribe":
+            self._subscribed.set()
+            # What was announced before nobody heard.
+            self._wake_all()
+            return
+        owner = message["data"]
+        text = owner.decode() if isinstance(owner, bytes) else str(owner)
+        with self._mutex:
+            event = self._waiting.get(text)
+        if event is not None:
+            event.set()
+
+    def _wake_all(self) -> None:
+        with self._mutex:
+            events = list(self._waiting.values())
+        for event in events:
+            event.set()
+
+
+def _closed(subscription: PubSub | None) -> None:
+    if subscription is not None:
+        try:
+            subscription.close()
+        except (RedisError, OSError):
+            logger.debug("Closing the subscription failed", exc_info=True)
