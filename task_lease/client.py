@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -107,7 +106,7 @@ class Leases:
         ...     migrate(fence=lease.fence)
     """
 
-    def __init__(  # noqa: PLR0913 - settings, by name
+    def __init__(
         self,
         store: redis.Redis | str | Callable[[], redis.Redis],
         *,
@@ -240,18 +239,21 @@ class Leases:
     ) -> Lease | Conflict:
         keys = lease_keys(claim.name)
         record = _record(claim)
-        for takeovers in itertools.count():
+        takeovers = 0
+        while True:
             asked_at = self._clock()
             reply = self._store.acquire(keys, owner, claim.ttl, record, place)
             if isinstance(reply, Granted):
                 return self._granted(claim, owner, reply, asked_at, began_at)
-            dead = self._proof_of_death and is_proven_dead(reply.holder)
-            if not dead or takeovers == _MOST_TAKEOVERS:
-                break
+            if takeovers == _MOST_TAKEOVERS or not self._is_dead(reply):
+                error = LeaseConflict(claim.name, reply.holder, reply.remaining)
+                return Conflict(reply, error)
+            takeovers += 1
             self._store.release(keys, reply.owner)
             self._emit(LeaseEvent("takeover", claim.name, reply.holder, reply.fence))
-        error = LeaseConflict(claim.name, reply.holder, reply.remaining)
-        return Conflict(reply, error)
+
+    def _is_dead(self, refused: Refused) -> bool:
+        return self._proof_of_death and is_proven_dead(refused.holder)
 
     def _granted(
         self,
@@ -299,7 +301,7 @@ class Leases:
         )
         until = self._clock() + pause
         while pause > 0 and not woken.wait(min(pause, _LOOK_EVERY) if here else pause):
-            if here and is_proven_dead(refused.holder):
+            if here and self._is_dead(refused):
                 return
             pause = until - self._clock()
 

@@ -73,7 +73,7 @@ def _from_url(url: str, timeout: float) -> redis.Redis:
 
 
 def _bounded(client: Any, timeout: float) -> redis.Redis:
-    pool = getattr(client, "connection_pool", None)
+    pool: Any = getattr(client, "connection_pool", None)
     if type(pool) not in (redis.ConnectionPool, redis.BlockingConnectionPool):
         return client  # type: ignore[no-any-return]
     kept = {

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
+from typing_extensions import override
+
 if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
@@ -49,6 +51,7 @@ class InvalidConfig(LeaseError, ValueError):
         self.value = value
         self.rule = rule
 
+    @override
     def __str__(self) -> str:
         return f"{self.setting}={self.value!r}: {self.rule}"
 
@@ -61,6 +64,7 @@ class InvalidArgument(LeaseError, TypeError):
         self.argument = argument
         self.problem = problem
 
+    @override
     def __str__(self) -> str:
         return f"argument {self.argument!r} {self.problem}"
 
@@ -82,6 +86,7 @@ class LeaseConflict(LeaseError):
         self.holder = holder
         self.remaining = remaining
 
+    @override
     def __str__(self) -> str:
         held_by = describe_holder(self.holder)
         return f"{self.name} is held by {held_by}, {self.remaining:.1f} s left"
@@ -102,6 +107,7 @@ class LeaseLost(LeaseError):
         self.name = name
         self.reason: LostReason = reason
 
+    @override
     def __str__(self) -> str:
         return f"{self.name} was lost ({self.reason})"
 
@@ -114,6 +120,7 @@ class StoreUnavailable(LeaseError):
         self.operation = operation
         self.problem = problem
 
+    @override
     def __str__(self) -> str:
         return f"the lease store failed at {self.operation}: {self.problem}"
 
@@ -135,6 +142,7 @@ class StaleFence(LeaseError):
         self.fence = fence
         self.stored = stored
 
+    @override
     def __str__(self) -> str:
         return f"{self.resource} refused fence {self.fence}: it has seen {self.stored}"
 

@@ -51,6 +51,9 @@ class Tries(NamedTuple):
     quiet: int = 0
 
 
+_FIRST_TRY = Tries()
+
+
 class SkipRecord(TypedDict):
     """The result of a skipped task: who held the lease, and since when.
 
@@ -111,7 +114,7 @@ def admit(
     claim: Claim,
     config: LeaseConfig,
     *,
-    tries: Tries = Tries(),
+    tries: Tries = _FIRST_TRY,
     longest_delay: float = LONGEST_DELAY,
 ) -> Admission:
     """Decide whether a task may run now.

@@ -57,6 +57,9 @@ class Heartbeat:
         clock: The leases' clock, in seconds.
     """
 
+    _thread: threading.Thread | None
+    _wake_at: float
+
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store = store
         self._clock = clock
@@ -96,11 +99,12 @@ class Heartbeat:
     def _start_anew(self) -> None:
         # In a forked child nothing of the parent's is ours: not the leases, not the
         # thread, and not the mutex that some thread of the parent may have held.
-        # A bare mutex for `with`: a loss raised by a signal cannot come between taking it
-        # and entering the block, as it can inside the Python code of a Condition.
+        #
+        # That mutex is bare, so that a loss raised by a signal cannot come between
+        # taking it and entering the block, as in the Python code of a Condition.
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
-        self._thread: threading.Thread | None = None
+        self._thread = None
         self._healthy: dict[float, OrderedDict[str, Lease]] = {}
         self._troubled: dict[str, Lease] = {}
         self._requests: list[_Request] = []

@@ -57,7 +57,9 @@ def interrupt_here(error: type[LeaseLost]) -> Interrupt:
 class _SignalHandler:
     """Raises the pending loss of the innermost armed body of the main thread."""
 
-    def __init__(self, previous: Callable[[int, FrameType | None], object] | None):
+    def __init__(
+        self, previous: Callable[[int, FrameType | None], object] | None
+    ) -> None:
         self._previous = previous
         self.armed: list[_BySignal] = []
 

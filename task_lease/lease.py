@@ -7,6 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from typing_extensions import override
+
 from task_lease.errors import LeaseLost, StoreUnavailable
 from task_lease.observers import LeaseEvent
 from task_lease.scripts import Renewal
@@ -14,6 +16,8 @@ from task_lease.scripts import Renewal
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+
+    from typing_extensions import Self
 
     from task_lease.errors import Holder, LostReason
     from task_lease.keys import LeaseKeys
@@ -273,7 +277,7 @@ class Lease:
         event = LeaseEvent(kind, self.name, self.holder, self.fence, seconds, detail)
         self._emit(event)
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -287,5 +291,6 @@ class Lease:
         if lost and error is None:
             raise LeaseLost(self.name, self._lost or "expired")
 
+    @override
     def __repr__(self) -> str:
         return f"<Lease {self.name} fence={self.fence} {self.state}>"

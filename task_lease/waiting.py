@@ -38,6 +38,8 @@ class Wakeups:
         connect: Returns the client to subscribe with.
     """
 
+    _thread: threading.Thread | None
+
     def __init__(self, connect: Callable[[], redis.Redis]) -> None:
         self._connect = connect
         self._start_anew()
@@ -55,7 +57,7 @@ class Wakeups:
         self._mutex = threading.Lock()
         self._waiting: dict[str, threading.Event] = {}
         self._subscribed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = None
 
     def expect(self, owner: str, patience: float) -> threading.Event:
         """Return an event that is set when the owner is woken.
@@ -86,16 +88,17 @@ class Wakeups:
         while self._is_wanted():
             try:
                 if subscription is None:
-                    subscription = self._connect().pubsub()
+                    subscription = self._connect().pubsub()  # type: ignore[no-untyped-call]
                     subscription.subscribe(self.channel)
                 self._hear(subscription.get_message(timeout=_LOOK_EVERY))
             except (RedisError, OSError) as error:
                 logger.warning("Waiting for wake-ups failed: %s", error)
                 self._subscribed.clear()
                 self._wake_all()
-                subscription = _closed(subscription)
+                _close(subscription)
+                subscription = None
                 threading.Event().wait(_PAUSE)
-        _closed(subscription)
+        _close(subscription)
 
     def _is_wanted(self) -> bool:
         with self._mutex:
@@ -126,7 +129,7 @@ class Wakeups:
             event.set()
 
 
-def _closed(subscription: PubSub | None) -> None:
+def _close(subscription: PubSub | None) -> None:
     if subscription is not None:
         try:
             subscription.close()
