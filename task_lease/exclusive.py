@@ -94,11 +94,13 @@ class Later:
         delay: Seconds.
         reason: Why.
         tries: What the task shall carry when it comes back.
+        error: What kept it from running.
     """
 
     delay: float
     reason: Reason
     tries: Tries
+    error: LeaseConflict | StoreUnavailable
 
 
 Admission: TypeAlias = Run | Skip | Later
@@ -145,7 +147,7 @@ def admit(
             return Run(leases.unguarded(claim))
         delay = _backed_off(config.retry_delay, tries.quiet, longest_delay)
         _tell_conflict(leases, claim, None, f"back in {delay:.1f} s: {error}")
-        return Later(delay, "store", tries._replace(quiet=tries.quiet + 1))
+        return Later(delay, "store", tries._replace(quiet=tries.quiet + 1), error)
 
 
 def hold(
@@ -279,7 +281,8 @@ class _Decision:
             return self._fail(conflict)
         delay = _backed_off(self._config.retry_delay, conflicts, self._longest_delay)
         self._tell(conflict, f"back in {delay:.1f} s")
-        return Later(delay, "conflict", self._tries._replace(conflicts=conflicts + 1))
+        tries = self._tries._replace(conflicts=conflicts + 1)
+        return Later(delay, "conflict", tries, conflict.error)
 
     def _wait(self, _: Conflict) -> Admission:
         answer = _wait(self._leases, self._claim, self._config.wait)
@@ -295,8 +298,8 @@ class _Decision:
 
     def _quietly(self, reason: Reason, delay: float, conflict: Conflict) -> Later:
         self._tell(conflict, f"back in {delay:.1f} s ({reason})")
-        quiet = self._tries.quiet + 1
-        return Later(delay, reason, self._tries._replace(quiet=quiet))
+        tries = self._tries._replace(quiet=self._tries.quiet + 1)
+        return Later(delay, reason, tries, conflict.error)
 
     def _doubled(self) -> float:
         return min(2.0 ** min(self._tries.quiet, 16), self._longest_delay)

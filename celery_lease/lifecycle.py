@@ -1,0 +1,74 @@
+"""The signal hooks: what happens when a worker starts, and after each run."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, cast
+
+from celery import signals
+
+from celery_lease.run import release_after, start_after_acquire
+from celery_lease.settings import AppLeases
+from celery_lease.task import Guard
+from task_lease.errors import LeaseError
+
+if TYPE_CHECKING:
+    from celery import Celery, Task
+
+logger = logging.getLogger("celery_lease")
+
+
+def connect() -> None:
+    """Connect the hooks to Celery's signals; doing it twice changes nothing."""
+    signals.worker_init.connect(_on_worker_init, weak=False)
+    signals.worker_process_init.connect(_on_process_init, weak=False)
+    signals.task_postrun.connect(_on_postrun, weak=False)
+
+
+def adopt(app: Celery) -> list[Task[Any, Any]]:
+    """Let the plain tasks of an app be leased on queues that are configured so.
+
+    Returns:
+        The tasks that were not adopted before.
+    """
+    if not AppLeases.of(app).queues:
+        return []
+    plain = [
+        task
+        for task in app.tasks.values()
+        if not task.name.startswith("celery.") and not isinstance(task, Guard)
+    ]
+    for task in plain:
+        kind: type[Any] = type(task)
+        guarded = type(kind.__name__, (Guard, kind), {"__module__": kind.__module__})
+        task.__class__ = guarded
+        start_after_acquire(guarded)
+    return plain
+
+
+def _on_worker_init(sender: Any, **_: object) -> None:
+    try:
+        leases = AppLeases.of(sender.app)
+        adopt(sender.app)
+        unknown = leases.queues - set(sender.app.amqp.queues)
+    except LeaseError as error:
+        # A receiver's error would be logged, and the worker would run unguarded.
+        message = f"The lease settings are wrong: {error}"
+        raise SystemExit(message) from error
+    if unknown:
+        logger.warning("lease_queues names unknown queues: %s", sorted(unknown))
+
+
+def _on_process_init(sender: Any, **_: object) -> None:
+    """Adopt anew in a process that was spawned and so imported everything itself."""
+    from celery import current_app  # noqa: PLC0415 - the app of this very process
+    from celery.app.trace import build_tracer  # noqa: PLC0415
+
+    del sender
+    app = cast("Any", current_app)._get_current_object()  # noqa: SLF001 - their idiom
+    for task in adopt(app):
+        task.__trace__ = build_tracer(task.name, task, app.loader, app=app)
+
+
+def _on_postrun(sender: Task[Any, Any], **_: object) -> None:
+    release_after(sender)

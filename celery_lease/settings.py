@@ -1,0 +1,215 @@
+"""Turns Celery's configuration into lease settings, once per app and task."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from task_lease.arguments import Binder
+from task_lease.client import Leases
+from task_lease.config import SETTINGS, LeaseConfig
+from task_lease.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from celery import Celery, Task
+
+PREFIX = "lease_"
+
+# Beside the settings of a lease, which an app may set as defaults for its tasks.
+_OF_APP = frozenset(
+    {"url", "queues", "eager", "fence_life", "proof_of_death"},
+)
+# What two calls of a task have in common is a matter of the task alone.
+_DEFAULTS = frozenset(SETTINGS) - {"key"}
+_REDIS_URLS = ("redis://", "rediss://")
+# Celery's default for Redis, in seconds, and the share of it that a delay may have:
+# a message that is not acknowledged by then is delivered again.
+_VISIBILITY_TIMEOUT = 3600.0
+_SHARE = 0.5
+_ATTRIBUTE = "_task_lease"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one task is leased when it comes from one queue."""
+
+    config: LeaseConfig
+    binder: Binder
+
+
+class AppLeases:
+    """The leases of one Celery app.
+
+    Args:
+        app: The app, already configured.
+
+    Raises:
+        InvalidConfig: If a ``lease_`` setting of the app is not allowed.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        settings = dict(_app_settings(app))
+        queues = settings.pop("queues", None) or {}
+        self.eager = bool(settings.pop("eager", False))
+        of_store: dict[str, Any] = {
+            name: settings.pop(name)
+            for name in ("fence_life", "proof_of_death")
+            if name in settings
+        }
+        store: Any = settings.pop("url", None) or _url(app)
+        self.leases = Leases(store, **of_store)
+        self._defaults = _checked("", settings, _DEFAULTS)
+        self._queues = _checked_queues(queues)
+        self._plans: dict[tuple[str, str], Plan | None] = {}
+        self._routes: dict[tuple[str, str], str] | None = None
+        self.longest_delay = _longest_delay(app)
+
+    @classmethod
+    def of(cls, app: Celery) -> AppLeases:
+        """Return the leases of an app, made at the first call.
+
+        Raises:
+            InvalidConfig: If a ``lease_`` setting of the app is not allowed.
+        """
+        found = cast("AppLeases | None", app.__dict__.get(_ATTRIBUTE))
+        if found is None:
+            found = cls(app)
+            setattr(app, _ATTRIBUTE, found)
+        return found
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """The names of the queues that have settings of their own."""
+        return frozenset(self._queues)
+
+    def plan(self, task: Task[Any, Any], queue: str, *, exclusive: bool) -> Plan | None:
+        """Return how a task is leased, or None if it is not.
+
+        Args:
+            task: The task.
+            queue: The queue from which it came.
+            exclusive: Whether the task wants a lease from whatever queue it comes.
+
+        Raises:
+            InvalidConfig: If the settings do not fit together.
+        """
+        found = (task.name, queue)
+        if found not in self._plans:
+            wanted = exclusive or queue in self._queues
+            self._plans[found] = self._new_plan(task, queue) if wanted else None
+        return self._plans[found]
+
+    def queue_of(self, delivery_info: Mapping[str, Any] | None) -> str:
+        """Return the name of the queue that a message came from, as far as known."""
+        info = delivery_info or {}
+        exchange = info.get("exchange") or ""
+        routing_key = info.get("routing_key") or ""
+        if not exchange:
+            return routing_key
+        if self._routes is None:
+            self._routes = {
+                (queue.exchange.name, queue.routing_key): name
+                for name, queue in self._app.amqp.queues.items()
+            }
+        return self._routes.get((exchange, routing_key), routing_key)
+
+    def _new_plan(self, task: Task[Any, Any], queue: str) -> Plan:
+        config = LeaseConfig().with_settings(
+            {
+                **self._defaults,
+                **self._queues.get(queue, {}),
+                **task_settings(type(task)),
+            }
+        )
+        return Plan(config, Binder(task.name, task.run, config.key))
+
+
+def task_settings(task: type[Task[Any, Any]]) -> dict[str, object]:
+    """Return the ``lease_`` attributes of a task's class, without the prefix.
+
+    Raises:
+        InvalidConfig: If one of them is no setting.
+    """
+    found = {
+        name.removeprefix(PREFIX): getattr(task, name)
+        for name in dir(task)
+        if name.startswith(PREFIX)
+        and not isinstance(inspect.getattr_static(task, name), property)
+    }
+    _refuse_unknown("the task's lease_", found, frozenset(SETTINGS))
+    return found
+
+
+def _app_settings(app: Celery) -> Iterator[tuple[str, object]]:
+    """Yield the lease settings of an app, whatever namespace they are written in."""
+    conf = app.conf
+    known = _DEFAULTS | _OF_APP
+    for name in sorted(known):
+        value = conf.get(PREFIX + name, _MISSING)
+        if value is not _MISSING:
+            yield name, value
+    namespace = (conf.prefix or "").lower()
+    for key in conf:
+        name = str(key).lower().removeprefix(namespace)
+        if name.startswith(PREFIX):
+            written = name.removeprefix(PREFIX)
+            _refuse_unknown("lease_", {written: conf.get(str(key))}, known)
+
+
+_MISSING = object()
+
+
+def _refuse_unknown(
+    where: str, settings: Mapping[str, object], known: frozenset[str]
+) -> None:
+    for name, value in settings.items():
+        if name not in known:
+            rule = f"is no setting; there are {', '.join(sorted(known))}"
+            shown = value if isinstance(value, (int, float)) else type(value).__name__
+            raise InvalidConfig(f"{where}{name}", shown, rule)
+
+
+def _checked(
+    where: str, settings: Mapping[str, object], known: frozenset[str]
+) -> dict[str, object]:
+    _refuse_unknown(f"{where}lease_", settings, known)
+    try:
+        LeaseConfig().with_settings(settings)
+    except InvalidConfig as error:
+        setting = f"{where}lease_{error.setting}"
+        raise InvalidConfig(setting, error.value, error.rule) from error
+    return dict(settings)
+
+
+def _checked_queues(queues: object) -> dict[str, dict[str, object]]:
+    rule = "must be a dictionary of queue names to dictionaries of settings"
+    if not isinstance(queues, dict):
+        raise InvalidConfig("lease_queues", queues, rule)
+    checked: dict[str, dict[str, object]] = {}
+    for queue, settings in queues.items():
+        if not isinstance(settings, dict) or not isinstance(queue, str):
+            raise InvalidConfig("lease_queues", queues, rule)
+        plain = {str(name).removeprefix(PREFIX): v for name, v in settings.items()}
+        checked[queue] = _checked(f"lease_queues[{queue!r}]: ", plain, _DEFAULTS)
+    return checked
+
+
+def _url(app: Celery) -> str:
+    for name in ("result_backend", "broker_url"):
+        url = app.conf.get(name)
+        if isinstance(url, str) and url.startswith(_REDIS_URLS):
+            return url
+    rule = (
+        "must name the lease store, as neither result_backend nor broker_url is Redis"
+    )
+    raise InvalidConfig("lease_url", None, rule)
+
+
+def _longest_delay(app: Celery) -> float:
+    options = app.conf.get("broker_transport_options") or {}
+    timeout = options.get("visibility_timeout", _VISIBILITY_TIMEOUT)
+    return max(float(timeout) * _SHARE, 1.0)
