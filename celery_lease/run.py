@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 from dataclasses import dataclass
@@ -33,6 +32,8 @@ logger = logging.getLogger("celery_lease")
 TRIES_HEADER = "task_lease_tries"
 
 _TRACKS = "_track_started_after_acquire"
+# Native delayed delivery of a broker refuses less; the fraction it may lose.
+_LEAST_DELAY = 1.0
 # Seconds between two attempts to send a task again while the broker is away.
 _PUBLISH_AGAIN = 1.0
 
@@ -146,7 +147,7 @@ class _Run:
             raise LeaseLost(lost.name, lost.reason) from lost
 
     def _come_back(self, later: Later) -> Any:
-        seconds = max(math.ceil(later.delay), 1)
+        seconds = max(later.delay, _LEAST_DELAY)
         self._send_again(seconds, later.tries)
         shown = later.reason == "conflict" and not self._ignores_result()
         if shown:
@@ -157,7 +158,7 @@ class _Run:
         asked: bool | None = self.request.get("ignore_result")
         return bool(self.task.ignore_result if asked is None else asked)
 
-    def _send_again(self, seconds: int, tries: Tries) -> None:
+    def _send_again(self, seconds: float, tries: Tries) -> None:
         request = self.request
         headers = dict(request.headers or {})
         headers[TRIES_HEADER] = [request.retries, *tries]

@@ -44,7 +44,8 @@ class LeaseConfig:
             ``"raise"``, or a callable that is given the `LeaseConflict` and returns
             one of the four.
         wait: How long ``"wait"`` waits before it fails like ``"raise"``.
-        retry_delay: The first delay of ``"retry"``; it doubles up to five minutes.
+        retry_delay: The first delay of ``"retry"``; it doubles up to five minutes,
+            and chance makes each up to twice as long.
         retry_limit: How many conflicts in a row ``"retry"`` bears before it fails
             like ``"raise"``. None is no limit.
         on_lost: ``"raise"`` stops the running task with `LeaseLost`, ``"flag"`` only

@@ -358,9 +358,13 @@ def _public(holder: Holder) -> Holder:
 
 
 def _backed_off(first: float, times: int, longest: float) -> float:
-    """Return an exponential delay in seconds; half of it is chance."""
-    delay = min(first * 2.0 ** min(times, 32), longest, LONGEST_DELAY)
-    return delay * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
+    """Return a delay in seconds: the first, twice as long each time, and up to double.
+
+    What came together shall not come back together.
+    """
+    longest = min(longest, LONGEST_DELAY)
+    delay = min(first * 2.0 ** min(times, 32), longest / 2)
+    return delay * random.uniform(1.0, 2.0)  # noqa: S311 - jitter, no secret
 
 
 def _tell_conflict(
