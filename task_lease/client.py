@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import redis
 
     from task_lease.errors import Holder
-    from task_lease.observers import Observer
+    from task_lease.observers import EventKind, Observer
 
 # Seconds between two looks whether a holder on this host still lives.
 _LOOK_EVERY = 0.1
@@ -250,7 +250,7 @@ class Leases:
                 return Conflict(reply, error)
             takeovers += 1
             self._store.release(keys, reply.owner)
-            self._emit(LeaseEvent("takeover", claim.name, reply.holder, reply.fence))
+            self._emit(event_of(claim, "takeover", reply))
 
     def _is_dead(self, refused: Refused) -> bool:
         return self._proof_of_death and is_proven_dead(refused.holder)
@@ -271,9 +271,7 @@ class Leases:
             raise StoreUnavailable("acquire", "the answer came after its deadline")
         self._heartbeat.add(lease)
         waited = now - (asked_at if began_at is None else began_at)
-        self._emit(
-            LeaseEvent("acquired", claim.name, lease.holder, reply.fence, waited)
-        )
+        lease.tell("acquired", waited)
         return lease
 
     def _new_lease(
@@ -312,6 +310,22 @@ class Leases:
         except StoreUnavailable:
             # Our place in the queue ends by itself.
             return
+
+
+def event_of(
+    claim: Claim,
+    kind: EventKind,
+    refused: Refused | None,
+    detail: str = "",
+) -> LeaseEvent:
+    """Return an event that happened to a claim, about the holder in its way."""
+    about = (claim.task, claim.id, claim.queue)
+    if refused is None:
+        return LeaseEvent(kind, claim.name, None, None, 0.0, detail, *about)
+    left = refused.remaining
+    return LeaseEvent(
+        kind, claim.name, refused.holder, refused.fence, left, detail, *about
+    )
 
 
 def _new_owner() -> str:

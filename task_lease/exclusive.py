@@ -11,12 +11,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
-from task_lease.client import Conflict
+from task_lease.client import Conflict, event_of
 from task_lease.config import LONGEST_DELAY
 from task_lease.errors import LeaseConflict, LeaseLost, StoreUnavailable
 from task_lease.interrupt import interrupt_here
 from task_lease.lease import Lease
-from task_lease.observers import LeaseEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -371,13 +370,4 @@ def _tell_conflict(
     leases: Leases, claim: Claim, conflict: Conflict | None, what: str
 ) -> None:
     refused = conflict.refused if conflict else None
-    leases.tell(
-        LeaseEvent(
-            "conflict",
-            claim.name,
-            refused.holder if refused else None,
-            refused.fence if refused else None,
-            refused.remaining if refused else 0.0,
-            what,
-        )
-    )
+    leases.tell(event_of(claim, "conflict", refused, what))

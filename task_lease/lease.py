@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from task_lease.errors import Holder, LostReason
     from task_lease.keys import LeaseKeys
-    from task_lease.observers import Observer
+    from task_lease.observers import EventKind, Observer
     from task_lease.scripts import Store
 
 State: TypeAlias = Literal["held", "at risk", "lost", "released"]
@@ -196,10 +196,10 @@ class Lease:
         except StoreUnavailable as error:
             mine, problem = True, str(error)
         if mine:
-            self._tell("released", self._clock() - self._since, problem)
+            self.tell("released", self._clock() - self._since, problem)
         elif not self._lost:
             self._lost = "stolen"
-            self._tell("lost", detail="stolen")
+            self.tell("lost", detail="stolen")
         return mine
 
     def when_lost(self, callback: Callable[[Lease], object] | None) -> None:
@@ -231,7 +231,7 @@ class Lease:
         """Note that a beat has failed."""
         if not self._at_risk and self.is_live:
             self._at_risk = True
-            self._tell("at risk", detail=problem)
+            self.tell("at risk", detail=problem)
 
     def judge(self, reply: bool | StoreUnavailable, started_at: float) -> None:  # noqa: FBT001 - the store's word
         """Draw the conclusion from a renewal that started at an instant.
@@ -250,7 +250,7 @@ class Lease:
             until = started_at + self.ttl * (1 - _MARGIN)
             self._trusted_until = max(self._trusted_until, until)
             self._at_risk = False
-            self._tell("renewed", now - started_at)
+            self.tell("renewed", now - started_at)
 
     def _lose(self, reason: LostReason) -> None:
         with self._mutex:
@@ -258,7 +258,7 @@ class Lease:
                 return
             self._lost = reason
             callback = self._when_lost
-        self._tell("lost", detail=reason)
+        self.tell("lost", detail=reason)
         if callback:
             callback(self)
 
@@ -268,14 +268,18 @@ class Lease:
             self._ended = True
             return first
 
-    def _tell(
+    def tell(
         self,
-        kind: Literal["renewed", "at risk", "lost", "released"],
+        kind: EventKind,
         seconds: float = 0.0,
         detail: str = "",
     ) -> None:
-        event = LeaseEvent(kind, self.name, self.holder, self.fence, seconds, detail)
-        self._emit(event)
+        """Tell the observers what happened to this lease."""
+        own = self.holder
+        about = (own.get("task", ""), own.get("id", ""), own.get("queue", ""))
+        self._emit(
+            LeaseEvent(kind, self.name, own, self.fence, seconds, detail, *about)
+        )
 
     def __enter__(self) -> Self:
         return self

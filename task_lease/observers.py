@@ -46,6 +46,9 @@ class LeaseEvent:
             (``acquired``), what remains to the holder (``conflict``), the latency of
             the beat (``renewed``), how long the lease was held (``released``).
         detail: One word more: the reason of a loss, what is done about a conflict.
+        task: The task of ours to which it happened.
+        id: That task's id.
+        queue: The queue from which that task came.
     """
 
     kind: EventKind
@@ -54,6 +57,9 @@ class LeaseEvent:
     fence: int | None = None
     seconds: float = 0.0
     detail: str = ""
+    task: str = ""
+    id: str = ""
+    queue: str = ""
 
 
 if TYPE_CHECKING:
