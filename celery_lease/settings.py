@@ -6,10 +6,12 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from celery_lease.signals import send_signal
 from task_lease.arguments import Binder
 from task_lease.client import Leases
 from task_lease.config import SETTINGS, LeaseConfig
 from task_lease.errors import InvalidConfig
+from task_lease.observers import log_event
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +63,8 @@ class AppLeases:
             if name in settings
         }
         store: Any = settings.pop("url", None) or _url(app)
-        self.leases = Leases(store, **of_store)
+        observers = (log_event, send_signal)
+        self.leases = Leases(store, observers=observers, **of_store)
         self._defaults = _checked("", settings, _DEFAULTS)
         self._queues = _checked_queues(queues)
         self._plans: dict[tuple[str, str], Plan | None] = {}
