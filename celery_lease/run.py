@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 
 from celery_lease.settings import AppLeases
-from task_lease.client import Claim
+from task_lease.claims import Claim
 from task_lease.errors import LeaseLost
 from task_lease.exclusive import Later, Run, Skip, Tries, admit, hold
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
+from task_lease.claims import Claim, Conflict, Patience, event_of, holder_of, record_of
 from task_lease.config import check_seconds, check_ttl
 from task_lease.connection import REQUEST_TIMEOUT, client_for
 from task_lease.errors import LeaseConflict, StoreUnavailable
@@ -14,7 +14,7 @@ from task_lease.heartbeat import Heartbeat
 from task_lease.host import is_proven_dead, this_process
 from task_lease.keys import lease_keys
 from task_lease.lease import Lease, boottime
-from task_lease.observers import Announcer, LeaseEvent, log_event
+from task_lease.observers import Announcer, log_event
 from task_lease.scripts import Granted, Place, Refused, Store
 from task_lease.waiting import Wakeups
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     import redis
 
-    from task_lease.errors import Holder
-    from task_lease.observers import EventKind, Observer
+    from task_lease.observers import LeaseEvent, Observer
 
 # Seconds between two looks whether a holder on this host still lives.
 _LOOK_EVERY = 0.1
@@ -34,47 +33,6 @@ _LOOK_EVERY = 0.1
 _PATIENCE = 1 / 3
 # A takeover gives way to the queue, so it may take more than one; not for ever.
 _MOST_TAKEOVERS = 8
-
-
-class Claim(NamedTuple):
-    """Who asks for which lease.
-
-    Attributes:
-        name: The lease's name.
-        ttl: Seconds that the lease outlives its last beat.
-        task: The task's name, for people and for metrics.
-        id: The task's id.
-        parent: The id of the task that sent this one.
-        attempt: Which try of the task this is, where the id alone does not tell.
-        queue: The queue from which it came.
-    """
-
-    name: str
-    ttl: float
-    task: str = ""
-    id: str = ""
-    parent: str = ""
-    attempt: int = 0
-    queue: str = ""
-
-
-class Conflict(NamedTuple):
-    """A lease that could not be got.
-
-    Attributes:
-        refused: What the store said.
-        error: The same as an error that can be raised.
-    """
-
-    refused: Refused
-    error: LeaseConflict
-
-
-class Patience(Protocol):
-    """Decides how to go on after each conflict of a waiting claim."""
-
-    def __call__(self, conflict: Conflict) -> float:
-        """Return the seconds that may still be waited; 0 or less gives up."""
 
 
 class Leases:
@@ -238,7 +196,7 @@ class Leases:
         began_at: float | None = None,
     ) -> Lease | Conflict:
         keys = lease_keys(claim.name)
-        record = _record(claim)
+        record = record_of(claim)
         takeovers = 0
         while True:
             asked_at = self._clock()
@@ -282,7 +240,7 @@ class Leases:
             owner=owner,
             fence=fence,
             ttl=claim.ttl,
-            holder=_holder(claim),
+            holder=holder_of(claim),
             asked_at=asked_at,
             keys=lease_keys(claim.name),
             store=self._store,
@@ -312,42 +270,5 @@ class Leases:
             return
 
 
-def event_of(
-    claim: Claim,
-    kind: EventKind,
-    refused: Refused | None,
-    detail: str = "",
-) -> LeaseEvent:
-    """Return an event that happened to a claim, about the holder in its way."""
-    about = (claim.task, claim.id, claim.queue)
-    if refused is None:
-        return LeaseEvent(kind, claim.name, None, None, 0.0, detail, *about)
-    left = refused.remaining
-    return LeaseEvent(
-        kind, claim.name, refused.holder, refused.fence, left, detail, *about
-    )
-
-
 def _new_owner() -> str:
     return os.urandom(16).hex()
-
-
-def _holder(claim: Claim) -> Holder:
-    process = this_process()
-    holder: Holder = {
-        "task": claim.task,
-        "id": claim.id,
-        "parent": claim.parent,
-        "attempt": claim.attempt,
-        "queue": claim.queue,
-        "host": process.host,
-        "identity": process.identity,
-        "pid": process.pid,
-        "start": process.start,
-        "group": process.group,
-    }
-    return holder
-
-
-def _record(claim: Claim) -> str:
-    return json.dumps(_holder(claim), separators=(",", ":"))

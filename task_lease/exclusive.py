@@ -1,108 +1,54 @@
 """Run a callable under a lease: what happens on conflict, and on loss.
 
-The policy of every host lives here. An adapter asks `admit`, does what it says
-(run, skip, come back later), and runs the body in `hold`.
+The policy of every host lives here and in `conflicts`. An adapter asks `admit`, does
+what it says (run, skip, come back later), and runs the body in `hold`.
 """
 
 from __future__ import annotations
 
-import random
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from task_lease.client import Conflict, event_of
+from task_lease.claims import Conflict
 from task_lease.config import LONGEST_DELAY
-from task_lease.errors import LeaseConflict, LeaseLost, StoreUnavailable
+from task_lease.conflicts import (
+    Admission,
+    Decision,
+    Later,
+    Run,
+    Skip,
+    SkipRecord,
+    Tries,
+)
+from task_lease.errors import LeaseLost, StoreUnavailable
 from task_lease.interrupt import interrupt_here
-from task_lease.lease import Lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from task_lease.client import Claim, Leases
+    from task_lease.claims import Claim
+    from task_lease.client import Leases
     from task_lease.config import LeaseConfig, OnLost
-    from task_lease.errors import Holder
     from task_lease.interrupt import Interrupt
+    from task_lease.lease import Lease
+
+__all__ = [
+    "Admission",
+    "Later",
+    "Run",
+    "Skip",
+    "SkipRecord",
+    "Tries",
+    "admit",
+    "current_lease",
+    "hold",
+]
 
 R = TypeVar("R")
 
-Reason: TypeAlias = Literal["copy", "parent", "dead", "conflict", "store"]
-
-# A holder has missed a beat when more than one and a half of them have gone by; a
-# beat is a third of the ttl.
-_MISSED = 1.5 / 3
-# Seconds that a task waits in place for its own parent to release.
-_FOR_PARENT = 1.0
-
-_current: ContextVar[Lease | None] = ContextVar("task_lease_current", default=None)
-
-
-class Tries(NamedTuple):
-    """How often a task came back so far; it travels with the task's message.
-
-    Attributes:
-        conflicts: Conflicts under ``"retry"``, which its limit counts.
-        quiet: All other reasons, which have no limit.
-    """
-
-    conflicts: int = 0
-    quiet: int = 0
-
-
 _FIRST_TRY = Tries()
 
-
-class SkipRecord(TypedDict):
-    """The result of a skipped task: who held the lease, and since when.
-
-    Attributes:
-        skipped: Always true.
-        lease: The lease's name.
-        holder: The holder's task, id, host and pid.
-        since: When the holder got it, in seconds since 1970 by the store's clock.
-        remaining: Seconds that its lease had left unless renewed.
-    """
-
-    skipped: bool
-    lease: str
-    holder: Holder
-    since: float
-    remaining: float
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Run now, under this lease, and release it afterwards."""
-
-    lease: Lease
-
-
-@dataclass(frozen=True, slots=True)
-class Skip:
-    """Finish successfully without running; the record is the result."""
-
-    record: SkipRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """Come back after a delay.
-
-    Attributes:
-        delay: Seconds.
-        reason: Why.
-        tries: What the task shall carry when it comes back.
-        error: What kept it from running.
-    """
-
-    delay: float
-    reason: Reason
-    tries: Tries
-    error: LeaseConflict | StoreUnavailable
-
-
-Admission: TypeAlias = Run | Skip | Later
+_current: ContextVar[Lease | None] = ContextVar("task_lease_current", default=None)
 
 
 def current_lease() -> Lease | None:
@@ -131,22 +77,14 @@ def admit(
         LeaseConflict: If the policy is to fail, or its patience has ended.
         StoreUnavailable: If the store cannot be used and the policy is to fail.
     """
+    decision = Decision(leases, claim, config, tries, longest_delay)
     try:
         answer = leases.ask(claim)
-        if isinstance(answer, Conflict) and _is_parent(answer, claim):
-            answer = _wait(leases, claim, _FOR_PARENT, while_parent=True)
         if isinstance(answer, Conflict):
-            return _Decision(leases, claim, config, tries, longest_delay).on(answer)
+            return decision.on(answer)
         return Run(answer)
     except StoreUnavailable as error:
-        if config.on_error == "raise":
-            raise
-        if config.on_error == "run":
-            _tell_conflict(leases, claim, None, f"runs without a lease: {error}")
-            return Run(leases.unguarded(claim))
-        delay = _backed_off(config.retry_delay, tries.quiet, longest_delay)
-        _tell_conflict(leases, claim, None, f"back in {delay:.1f} s: {error}")
-        return Later(delay, "store", tries._replace(quiet=tries.quiet + 1), error)
+        return decision.without_store(error)
 
 
 def hold(
@@ -224,150 +162,3 @@ def _raise_lost(
         failure.args = (lease.name, reason)
         return
     raise lost_error(lease.name, reason) from failure
-
-
-class _Decision:
-    """What to do about a conflict."""
-
-    def __init__(
-        self,
-        leases: Leases,
-        claim: Claim,
-        config: LeaseConfig,
-        tries: Tries,
-        longest_delay: float,
-    ) -> None:
-        self._leases = leases
-        self._claim = claim
-        self._config = config
-        self._tries = tries
-        self._longest_delay = longest_delay
-
-    def on(self, conflict: Conflict) -> Admission:
-        if _is_copy(conflict, self._claim):
-            return self._quietly("copy", self._doubled(), conflict)
-        if _is_parent(conflict, self._claim):
-            return self._quietly("parent", self._doubled(), conflict)
-        policy = self._config.policy_for(conflict.error)
-        decide = {
-            "skip": self._skip,
-            "retry": self._retry,
-            "wait": self._wait,
-            "raise": self._fail,
-        }
-        return decide[policy](conflict)
-
-    def _skip(self, conflict: Conflict) -> Admission:
-        refused = conflict.refused
-        if refused.ttl - refused.remaining > _MISSED * refused.ttl:
-            # Perhaps it is dead. Nobody is skipped in favour of the dead.
-            return self._quietly("dead", refused.remaining, conflict)
-        self._tell(conflict, "skipped")
-        return Skip(
-            {
-                "skipped": True,
-                "lease": self._claim.name,
-                "holder": _public(refused.holder),
-                "since": refused.holder.get("since", 0.0),
-                "remaining": refused.remaining,
-            }
-        )
-
-    def _retry(self, conflict: Conflict) -> Admission:
-        conflicts = self._tries.conflicts
-        limit = self._config.retry_limit
-        if limit is not None and conflicts >= limit:
-            return self._fail(conflict)
-        delay = _backed_off(self._config.retry_delay, conflicts, self._longest_delay)
-        self._tell(conflict, f"back in {delay:.1f} s")
-        tries = self._tries._replace(conflicts=conflicts + 1)
-        return Later(delay, "conflict", tries, conflict.error)
-
-    def _wait(self, _: Conflict) -> Admission:
-        answer = _wait(self._leases, self._claim, self._config.wait)
-        if isinstance(answer, Lease):
-            return Run(answer)
-        if _is_copy(answer, self._claim):
-            return self._quietly("copy", self._doubled(), answer)
-        return self._fail(answer)
-
-    def _fail(self, conflict: Conflict) -> Admission:
-        self._tell(conflict, "failed")
-        raise conflict.error
-
-    def _quietly(self, reason: Reason, delay: float, conflict: Conflict) -> Later:
-        self._tell(conflict, f"back in {delay:.1f} s ({reason})")
-        tries = self._tries._replace(quiet=self._tries.quiet + 1)
-        return Later(delay, reason, tries, conflict.error)
-
-    def _doubled(self) -> float:
-        return min(2.0 ** min(self._tries.quiet, 16), self._longest_delay)
-
-    def _tell(self, conflict: Conflict, what: str) -> None:
-        _tell_conflict(self._leases, self._claim, conflict, what)
-
-
-def _wait(
-    leases: Leases, claim: Claim, seconds: float, *, while_parent: bool = False
-) -> Lease | Conflict:
-    """Return the lease, or the conflict at which waiting ended."""
-    last: list[Conflict] = []
-    until = leases.now() + seconds
-
-    def patience(conflict: Conflict) -> float:
-        last[:] = [conflict]
-        gives_up = (
-            not _is_parent(conflict, claim)
-            if while_parent
-            else (_is_copy(conflict, claim))
-        )
-        if gives_up:
-            return 0.0
-        return until - leases.now()
-
-    try:
-        return leases.wait(claim, patience)
-    except LeaseConflict:
-        return last[0]
-
-
-def _is_copy(conflict: Conflict, claim: Claim) -> bool:
-    holder = conflict.refused.holder
-    return bool(claim.id) and (
-        holder.get("id") == claim.id and holder.get("attempt") == claim.attempt
-    )
-
-
-def _is_parent(conflict: Conflict, claim: Claim) -> bool:
-    """Whether the holder sent this task: another task, or its own earlier try."""
-    holder_id = conflict.refused.holder.get("id")
-    return bool(holder_id) and (
-        holder_id == claim.parent
-        or (holder_id == claim.id and not _is_copy(conflict, claim))
-    )
-
-
-def _public(holder: Holder) -> Holder:
-    return {
-        "task": holder.get("task", ""),
-        "id": holder.get("id", ""),
-        "host": holder.get("host", ""),
-        "pid": holder.get("pid", 0),
-    }
-
-
-def _backed_off(first: float, times: int, longest: float) -> float:
-    """Return a delay in seconds: the first, twice as long each time, and up to double.
-
-    What came together shall not come back together.
-    """
-    longest = min(longest, LONGEST_DELAY)
-    delay = min(first * 2.0 ** min(times, 32), longest / 2)
-    return delay * random.uniform(1.0, 2.0)  # noqa: S311 - jitter, no secret
-
-
-def _tell_conflict(
-    leases: Leases, claim: Claim, conflict: Conflict | None, what: str
-) -> None:
-    refused = conflict.refused if conflict else None
-    leases.tell(event_of(claim, "conflict", refused, what))
