@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, cast
 
-from celery import signals
+from celery import Task, signals
 
 from celery_lease.run import release_after, start_after_acquire
 from celery_lease.settings import AppLeases
@@ -13,7 +13,7 @@ from celery_lease.task import Guard
 from task_lease.errors import LeaseError
 
 if TYPE_CHECKING:
-    from celery import Celery, Task
+    from celery import Celery
 
 logger = logging.getLogger("celery_lease")
 
@@ -40,10 +40,17 @@ def adopt(app: Celery) -> list[Task[Any, Any]]:
     ]
     for task in plain:
         kind: type[Any] = type(task)
-        guarded = type(kind.__name__, (Guard, kind), {"__module__": kind.__module__})
+        own = {"__module__": kind.__module__, "Request": _request_class(kind)}
+        guarded = type(kind.__name__, (Guard, kind), own)
         task.__class__ = guarded
         start_after_acquire(guarded)
     return plain
+
+
+def _request_class(kind: type[Any]) -> object:
+    # A class that the user chose stays, and the lease of a killed run then ends by
+    # its ttl.
+    return Guard.Request if kind.Request == Task.Request else kind.Request
 
 
 def _on_worker_init(sender: Any, **_: object) -> None:
@@ -55,6 +62,10 @@ def _on_worker_init(sender: Any, **_: object) -> None:
         # A receiver's error would be logged, and the worker would run unguarded.
         message = f"The lease settings are wrong: {error}"
         raise SystemExit(message) from error
+    # Not at the top: whoever only sends tasks needs no worker.
+    from celery_lease.request import write_receipt  # noqa: PLC0415
+
+    signals.task_received.connect(write_receipt, weak=False)
     if unknown:
         logger.warning("lease_queues names unknown queues: %s", sorted(unknown))
 

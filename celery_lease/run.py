@@ -12,7 +12,7 @@ from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 
-from celery_lease.settings import AppLeases
+from celery_lease.settings import RECEIPT, AppLeases
 from task_lease.claims import Claim
 from task_lease.errors import LeaseLost
 from task_lease.exclusive import Later, Run, Skip, Tries, admit, hold
@@ -65,7 +65,7 @@ def run_exclusively(
     app_leases = AppLeases.of(task.app)
     if request.called_directly or (request.is_eager and not app_leases.eager):
         return call(*args, **kwargs)
-    queue = app_leases.queue_of(request.delivery_info)
+    queue = app_leases.queue_of(request.__dict__)
     wanted = bool(getattr(task, "wants_lease", False))
     plan = app_leases.plan(task, queue, exclusive=wanted)
     if plan is None:
@@ -161,6 +161,7 @@ class _Run:
     def _send_again(self, seconds: float, tries: Tries) -> None:
         request = self.request
         headers = dict(request.headers or {})
+        headers.pop(RECEIPT, None)
         headers[TRIES_HEADER] = [request.retries, *tries]
         again = self.task.signature_from_request(
             request,

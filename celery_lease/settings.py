@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from celery import Celery, Task
 
 PREFIX = "lease_"
+#: The key of the request under which a run finds what the main process wrote.
+RECEIPT = "task_lease"
 
 # Beside the settings of a lease, which an app may set as defaults for its tasks.
 _OF_APP = frozenset(
@@ -106,9 +108,16 @@ class AppLeases:
             self._plans[found] = self._new_plan(task, queue) if wanted else None
         return self._plans[found]
 
-    def queue_of(self, delivery_info: Mapping[str, Any] | None) -> str:
-        """Return the name of the queue that a message came from, as far as known."""
-        info = delivery_info or {}
+    def queue_of(self, request: Mapping[str, Any]) -> str:
+        """Return the name of the queue that a message came from, as far as known.
+
+        Args:
+            request: The request's fields, with what the main process wrote into it.
+        """
+        receipt = request.get(RECEIPT)
+        if isinstance(receipt, dict) and receipt.get("queue"):
+            return str(receipt["queue"])
+        info = request.get("delivery_info") or {}
         exchange = info.get("exchange") or ""
         routing_key = info.get("routing_key") or ""
         if not exchange:

@@ -35,6 +35,8 @@ class Guard:
     """
 
     wants_lease = False
+    #: By name, so that only a worker imports it.
+    Request = "celery_lease.request:LeaseRequest"
 
     @property
     def lease(self) -> Lease | None:
