@@ -9,9 +9,64 @@ from task_lease.host import this_process
 from task_lease.observers import LeaseEvent
 
 if TYPE_CHECKING:
+    from task_lease.answers import Refused
     from task_lease.errors import Holder, LeaseConflict
     from task_lease.observers import EventKind
-    from task_lease.scripts import Refused
+
+
+class Park(NamedTuple):
+    """How a job of RQ is parked beside its lease, in the names of RQ's own keys.
+
+    Attributes:
+        id: The job's id.
+        attempt: When it was put into its queue, as its hash says.
+        job: The job's hash.
+        queue: The list it came from, and is handed back to.
+        queues: The set of all queues.
+        deferred: The registry of jobs that wait.
+        score: Its score in there.
+        execution: The id of the run that is given up.
+        started: The registry of that run.
+        intermediate: The list that holds the popped job until it starts.
+    """
+
+    id: str
+    attempt: str
+    job: str
+    queue: str
+    queues: str
+    deferred: str
+    score: str
+    execution: str
+    started: str
+    intermediate: str
+
+    def entry(self, name: str, record: str) -> str:
+        """Return what stands for the parked job: always the same for one attempt.
+
+        Args:
+            name: The lease's name.
+            record: Who holds the lease while the job is on its way.
+        """
+        kept = ("id", "attempt", "job", "queue", "queues", "deferred")
+        entry = {field: getattr(self, field) for field in kept}
+        entry.update(name=name, record=record)
+        return json.dumps(entry, separators=(",", ":"))
+
+    def details(self, *, counts: bool, limit: int | None) -> str:
+        """Return what only the parking itself needs.
+
+        Args:
+            counts: Whether it is one of the conflicts that have a limit.
+            limit: How many of those there may be; None is no limit.
+        """
+        kept = ("score", "execution", "started", "intermediate")
+        details: dict[str, object] = {name: getattr(self, name) for name in kept}
+        if counts:
+            details["counts"] = True
+            if limit is not None:
+                details["limit"] = limit
+        return json.dumps(details, separators=(",", ":"))
 
 
 class Claim(NamedTuple):
@@ -25,6 +80,8 @@ class Claim(NamedTuple):
         parent: The id of the task that sent this one.
         attempt: Which try of the task this is, where the id alone does not tell.
         queue: The queue from which it came.
+        parents: The ids of more tasks from which this one may follow.
+        park: How it is parked beside the lease, None where that is not possible.
     """
 
     name: str
@@ -34,6 +91,22 @@ class Claim(NamedTuple):
     parent: str = ""
     attempt: int = 0
     queue: str = ""
+    parents: tuple[str, ...] = ()
+    park: Park | None = None
+
+    @property
+    def entry(self) -> str:
+        """What stands for the task when it is parked, empty if it never is."""
+        if self.park is None:
+            return ""
+        record = {
+            "task": self.task,
+            "id": self.id,
+            "parent": self.parent,
+            "attempt": self.attempt,
+            "queue": self.queue,
+        }
+        return self.park.entry(self.name, json.dumps(record, separators=(",", ":")))
 
 
 class Conflict(NamedTuple):

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from typing import TYPE_CHECKING
 
-from task_lease.claims import Claim, Conflict, Patience, event_of, holder_of, record_of
+from task_lease.answers import Granted, Held, Refused, Released
+from task_lease.claims import (
+    Claim,
+    Conflict,
+    Patience,
+    event_of,
+    holder_of,
+    record_of,
+)
 from task_lease.config import check_seconds, check_ttl
 from task_lease.connection import REQUEST_TIMEOUT, client_for
 from task_lease.errors import LeaseConflict, StoreUnavailable
@@ -14,17 +23,20 @@ from task_lease.heartbeat import Heartbeat
 from task_lease.host import is_proven_dead, this_process
 from task_lease.keys import lease_keys
 from task_lease.lease import Lease, boottime
-from task_lease.observers import Announcer, log_event
-from task_lease.scripts import Granted, Place, Refused, Store
+from task_lease.observers import Announcer, event_of_handed, log_event
+from task_lease.scripts import Place, Store
 from task_lease.waiting import Wakeups
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterable
 
     import redis
 
+    from task_lease.answers import Parked
+    from task_lease.claims import Park
+    from task_lease.errors import Holder
     from task_lease.observers import LeaseEvent, Observer
+    from task_lease.waiting import Alarm
 
 # Seconds between two looks whether a holder on this host still lives.
 _LOOK_EVERY = 0.1
@@ -115,12 +127,13 @@ class Leases:
             StoreUnavailable: If the store cannot be used.
         """
         claim = self._claim(name, ttl)
+        seconds = math.inf if timeout is None else check_seconds("timeout", timeout)
+        until = self._clock() + seconds
         answer = self.ask(claim)
         if isinstance(answer, Lease):
             return answer
-        if timeout is None:
-            return self.wait(claim, lambda _: math.inf)
-        until = self._clock() + check_seconds("timeout", timeout)
+        if seconds == 0:
+            raise answer.error
         return self.wait(claim, lambda _: until - self._clock())
 
     def ask(self, claim: Claim) -> Lease | Conflict:
@@ -144,12 +157,12 @@ class Leases:
         """
         owner = _new_owner()
         began_at = self._clock()
-        woken = self._wakeups.expect(owner, min(claim.ttl, 1.0))
         place = Place(self._wakeups.channel, max(claim.ttl * _PATIENCE, 1.0))
         lease: Lease | None = None
         try:
+            alarm = self._wakeups.expect(owner)
             while lease is None:
-                woken.clear()
+                alarm.silence()
                 answer = self._ask(claim, owner, place, began_at)
                 if isinstance(answer, Lease):
                     lease = answer
@@ -158,12 +171,111 @@ class Leases:
                 if left <= 0:
                     raise answer.error
                 place = place._replace(arrival=answer.refused.arrival)
-                self._rest(woken, answer.refused, left)
+                self._rest(alarm, answer.refused, left)
         finally:
             self._wakeups.forget(owner)
             if lease is None:
                 self._leave(claim, owner)
         return lease
+
+    def look(self, name: str) -> Refused | None:
+        """Return who holds a lease, None if nobody does; changes nothing.
+
+        Args:
+            name: The lease's name.
+
+        Raises:
+            StoreUnavailable: If the store cannot be used.
+        """
+        return self._store.peek(lease_keys(name))
+
+    def is_seen_by(self, client: redis.Redis) -> bool:
+        """Return whether a client reads what is written here: one server, one database.
+
+        Raises:
+            StoreUnavailable: If one of the two did not answer.
+        """
+        return self._store.is_seen_by(client)
+
+    def release_dead(self, name: str, task_id: str, *, patience: float) -> bool:
+        """Release a task's lease as soon as its process is proven dead.
+
+        Args:
+            name: The lease's name.
+            task_id: The id of the task that held it when last seen.
+            patience: Seconds to wait for the death.
+
+        Returns:
+            Whether the lease was released.
+
+        Raises:
+            StoreUnavailable: If the store cannot be used.
+        """
+        keys = lease_keys(name)
+        held = self._store.peek(keys)
+        if held is None or held.holder.get("id") != task_id:
+            return False
+        until = self._clock() + patience
+        pause = threading.Event()
+        while not self._is_dead(held.holder):
+            if self._clock() >= until:
+                return False
+            pause.wait(_LOOK_EVERY)
+        return self._store.release(keys, held.owner).mine
+
+    def park(
+        self, claim: Claim, park: Park, *, counts: bool, limit: int | None
+    ) -> Lease | Conflict | Parked:
+        """Ask once, and where the lease is held, leave the task parked beside it.
+
+        Args:
+            claim: Who asks for which lease.
+            park: How it is parked.
+            counts: Whether it is one of the conflicts that have a limit.
+            limit: How many of those there may be; None is no limit.
+
+        Raises:
+            StoreUnavailable: If no usable answer came; it is parked or not.
+        """
+        owner, asked_at = _new_owner(), self._clock()
+        reply = self._store.park(
+            lease_keys(claim.name),
+            owner,
+            claim.ttl,
+            record_of(claim),
+            entry=claim.entry,
+            details=park.details(counts=counts, limit=limit),
+        )
+        if isinstance(reply, Granted):
+            return self._granted(claim, owner, reply, asked_at, None)
+        if isinstance(reply, Refused):
+            return _conflict(claim, reply)
+        self._emit(event_of(claim, "parked", None))
+        return reply
+
+    def sweep(self) -> None:
+        """Wake what is parked beside leases that ended without a release.
+
+        Raises:
+            StoreUnavailable: If the store cannot be used.
+        """
+        for keys in self._store.parked():
+            found = self._store.sweep(keys)
+            if isinstance(found, Held) and self._is_dead(found.holder):
+                found = self._store.release(keys, found.owner)
+            if isinstance(found, Released) and found.handed:
+                self._emit(event_of_handed(found.handed))
+
+    def takes_turn(self, period: float) -> bool:
+        """Return whether to sweep now: true for one process in each period.
+
+        Args:
+            period: Seconds.
+
+        Raises:
+            StoreUnavailable: If the store cannot be used.
+        """
+        return self._store.takes_turn(period)
 
     def unguarded(self, claim: Claim) -> Lease:
         """Return a lease in name only: no fence, no beats, always trusted.
@@ -200,18 +312,18 @@ class Leases:
         takeovers = 0
         while True:
             asked_at = self._clock()
-            reply = self._store.acquire(keys, owner, claim.ttl, record, place)
+            entry = claim.entry
+            reply = self._store.acquire(keys, owner, claim.ttl, record, place, entry)
             if isinstance(reply, Granted):
                 return self._granted(claim, owner, reply, asked_at, began_at)
-            if takeovers == _MOST_TAKEOVERS or not self._is_dead(reply):
-                error = LeaseConflict(claim.name, reply.holder, reply.remaining)
-                return Conflict(reply, error)
+            if takeovers == _MOST_TAKEOVERS or not self._is_dead(reply.holder):
+                return _conflict(claim, reply)
             takeovers += 1
-            self._store.release(keys, reply.owner)
-            self._emit(event_of(claim, "takeover", reply))
+            if self._store.release(keys, reply.owner).mine:
+                self._emit(event_of(claim, "takeover", reply))
 
-    def _is_dead(self, refused: Refused) -> bool:
-        return self._proof_of_death and is_proven_dead(refused.holder)
+    def _is_dead(self, holder: Holder) -> bool:
+        return self._proof_of_death and is_proven_dead(holder)
 
     def _granted(
         self,
@@ -227,9 +339,14 @@ class Leases:
             # The answer came so late that another may hold it by now.
             lease.release()
             raise StoreUnavailable("acquire", "the answer came after its deadline")
-        self._heartbeat.add(lease)
-        waited = now - (asked_at if began_at is None else began_at)
-        lease.tell("acquired", waited)
+        try:
+            self._heartbeat.add(lease)
+            waited = now - (asked_at if began_at is None else began_at)
+            lease.tell("acquired", waited)
+        except BaseException:
+            # Nobody will ever have it who could release it, and beats would keep it.
+            lease.release()
+            raise
         return lease
 
     def _new_lease(
@@ -249,15 +366,15 @@ class Leases:
             end=self._heartbeat.discard,
         )
 
-    def _rest(self, woken: threading.Event, refused: Refused, left: float) -> None:
+    def _rest(self, alarm: Alarm, refused: Refused, left: float) -> None:
         # The holder's end, and a little for the difference between the clocks.
         pause = min(refused.remaining + 0.01, left)
         here = self._proof_of_death and bool(
             refused.holder.get("identity") == this_process().identity
         )
         until = self._clock() + pause
-        while pause > 0 and not woken.wait(min(pause, _LOOK_EVERY) if here else pause):
-            if here and self._is_dead(refused):
+        while pause > 0 and not alarm.sleep(min(pause, _LOOK_EVERY) if here else pause):
+            if here and self._is_dead(refused.holder):
                 return
             pause = until - self._clock()
 
@@ -268,6 +385,11 @@ class Leases:
         except StoreUnavailable:
             # Our place in the queue ends by itself.
             return
+
+
+def _conflict(claim: Claim, refused: Refused) -> Conflict:
+    error = LeaseConflict(claim.name, refused.holder, refused.remaining)
+    return Conflict(refused, error)
 
 
 def _new_owner() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
@@ -24,6 +25,9 @@ SHORTEST_TTL = 0.1
 LONGEST_TTL = 86_400.0
 #: What a deferred attempt waits at the most, in seconds.
 LONGEST_DELAY = 300.0
+
+# Whole numbers can be too large for a float.
+_LARGEST = sys.float_info.max
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "on_conflict": get_args(Policy),
@@ -129,7 +133,7 @@ def check_seconds(
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidConfig(setting, value, "must be a number of seconds")
-    if not math.isfinite(value) or not shortest <= value <= longest:
+    if not shortest <= value <= min(longest, _LARGEST):
         bounds = f"at least {shortest:g}"
         if math.isfinite(longest):
             bounds += f" and at most {longest:g}"

@@ -12,7 +12,8 @@ from task_lease.errors import LeaseConflict, StoreUnavailable
 from task_lease.lease import Lease
 
 if TYPE_CHECKING:
-    from task_lease.claims import Claim
+    from task_lease.answers import Parked
+    from task_lease.claims import Claim, Park
     from task_lease.client import Leases
     from task_lease.config import LeaseConfig
     from task_lease.errors import Holder
@@ -132,6 +133,23 @@ class Decision:
         }
         return decide[policy](conflict)
 
+    def park(self, park: Park, later: Later) -> Run | Parked:
+        """Leave a task parked beside the lease instead of coming back by itself.
+
+        Raises:
+            LeaseConflict: If it has come back as often as it may.
+            StoreUnavailable: If the store cannot be used.
+        """
+        counts = later.reason == "conflict"
+        limit = self._config.retry_limit
+        answer = self._leases.park(self._claim, park, counts=counts, limit=limit)
+        if isinstance(answer, Lease):
+            return Run(answer)
+        if isinstance(answer, Conflict):
+            self._tell(answer, "failed")
+            raise answer.error
+        return answer
+
     def without_store(self, error: StoreUnavailable) -> Admission:
         """Return what to do while the store cannot be used.
 
@@ -152,7 +170,8 @@ class Decision:
         refused = conflict.refused
         if refused.ttl - refused.remaining > _MISSED * refused.ttl:
             # Perhaps it is dead. Nobody is skipped in favour of the dead.
-            return self._quietly("dead", refused.remaining, conflict)
+            delay = min(refused.remaining, self._longest_delay)
+            return self._quietly("dead", delay, conflict)
         self._tell(conflict, "skipped")
         return Skip(
             {
@@ -234,7 +253,7 @@ def _is_parent(conflict: Conflict, claim: Claim) -> bool:
     """Whether the holder sent this task: another task, or its own earlier try."""
     holder_id = conflict.refused.holder.get("id")
     return bool(holder_id) and (
-        holder_id == claim.parent
+        holder_id in {claim.parent, *claim.parents}
         or (holder_id == claim.id and not _is_copy(conflict, claim))
     )
 

@@ -7,6 +7,7 @@ with time limits and without retries of its own. Any other client is used as it 
 
 from __future__ import annotations
 
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -25,6 +26,7 @@ REQUEST_TIMEOUT = 5.0
 _NOT_COPIED = (
     "cache",
     "decode_responses",
+    "encoding",
     "event_dispatcher",
     "himport_registry",
     "maint_notifications",
@@ -51,25 +53,34 @@ def client_for(
     """
     if isinstance(source, str):
         return _from_url(source, timeout)
-    client = source if hasattr(source, "evalsha") else None
-    if client is None and callable(source):
-        client = source()
-    if client is None or not hasattr(client, "evalsha"):
+    is_client = hasattr(source, "evalsha") and not isinstance(source, type)
+    client: Any = source if is_client or not callable(source) else source()
+    kind = type(client).__name__
+    if not hasattr(client, "evalsha"):
         rule = "must be a Redis client, a URL, or a callable that returns a client"
-        raise InvalidConfig("store", type(client or source).__name__, rule)
+        raise InvalidConfig("store", kind, rule)
+    if iscoroutinefunction(client.execute_command):
+        raise InvalidConfig("store", kind, "must be a client without async and await")
     return _bounded(client, timeout)
 
 
 def _from_url(url: str, timeout: float) -> redis.Redis:
-    scheme = url.split("://", 1)[0]
+    # Nothing else of it is shown, nor the words of another error: anything may be, or
+    # hold, a part of the password.
+    scheme, separator, _ = url.partition("://")
+    shown = f"{scheme[:16]}://…" if separator else "…"
     if not url.startswith(_SCHEMES):
         rule = f"must start with one of {', '.join(_SCHEMES)}"
-        raise InvalidConfig("url", f"{scheme[:16]}://…", rule)
+        raise InvalidConfig("url", shown, rule)
     try:
-        return _bounded(redis.Redis.from_url(url), timeout)
-    except ValueError as error:
-        # Not the error's own words: they may hold a part of the password.
-        raise InvalidConfig("url", f"{scheme}://…", "is no valid URL") from error
+        client = _bounded(redis.Redis.from_url(url), timeout)
+        # Made, not connected: a wrong option shows now, and not at the first use.
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)
+    except (TypeError, ValueError, redis.RedisError):
+        rule = "is no valid URL, or has an option that does not exist"
+        raise InvalidConfig("url", shown, rule) from None
+    return client
 
 
 def _bounded(client: Any, timeout: float) -> redis.Redis:

@@ -26,6 +26,7 @@ from task_lease.interrupt import interrupt_here
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from task_lease.answers import Parked
     from task_lease.claims import Claim
     from task_lease.client import Leases
     from task_lease.config import LeaseConfig, OnLost
@@ -40,6 +41,7 @@ __all__ = [
     "SkipRecord",
     "Tries",
     "admit",
+    "admit_or_park",
     "current_lease",
     "hold",
 ]
@@ -87,6 +89,41 @@ def admit(
         return decision.without_store(error)
 
 
+def admit_or_park(
+    leases: Leases,
+    claim: Claim,
+    config: LeaseConfig,
+    *,
+    tries: Tries = _FIRST_TRY,
+    longest_delay: float = LONGEST_DELAY,
+) -> Admission | Parked:
+    """Decide like `admit`, but park beside the lease what shall come back later.
+
+    The only reason to come back that is left is then the store itself.
+
+    Args:
+        leases: Where its lease is.
+        claim: Who asks for which lease; if it cannot be parked, this is `admit`.
+        config: The task's settings.
+        tries: How often the task came back so far.
+        longest_delay: Seconds that a delay may have at the most.
+
+    Raises:
+        LeaseConflict: If the policy is to fail, or its patience has ended.
+        StoreUnavailable: If the store cannot be used and the policy is to fail.
+    """
+    admission = admit(leases, claim, config, tries=tries, longest_delay=longest_delay)
+    if not isinstance(admission, Later) or admission.reason == "store":
+        return admission
+    if claim.park is None:
+        return admission
+    decision = Decision(leases, claim, config, tries, longest_delay)
+    try:
+        return decision.park(claim.park, admission)
+    except StoreUnavailable as error:
+        return decision.without_store(error)
+
+
 def hold(
     lease: Lease,
     body: Callable[[], R],
@@ -111,27 +148,27 @@ def hold(
             body raised or returned, and also if it swallowed the interruption.
     """
     interrupt = interrupt_here(lost_error) if on_lost == "raise" else None
-    token = _current.set(lease)
+    around = _current.get()
     failure: BaseException | None = None
     try:
         try:
+            _current.set(lease)
             _begin(lease, on_lost, interrupt)
             return body()
         except BaseException as error:
             failure = error
             raise
         finally:
-            # The loss can strike here once more, but only once.
+            # A loss can strike here once more: ours, or that of a body around this.
             try:
                 _end(lease, interrupt)
-            except LeaseLost:
+            finally:
                 _end(lease, interrupt)
-            _current.reset(token)
-            if lease.lost:
-                _raise_lost(lease, lost_error, failure)
+                if lease.lost:
+                    _raise_lost(lease, lost_error, failure)
     finally:
-        # A loss from now on is only recorded.
-        lease.when_lost(None)
+        _current.set(around)
+        _leave(lease, interrupt)
 
 
 def _begin(
@@ -141,7 +178,9 @@ def _begin(
 ) -> None:
     if interrupt is not None:
         interrupt.arm()
-        lease.when_lost(lambda _: interrupt.deliver())
+        lease.when_lost(
+            lambda lost: interrupt.deliver(lost.name, lost.lost or "expired")
+        )
     elif callable(on_lost):
         lease.when_lost(on_lost)
 
@@ -150,6 +189,13 @@ def _end(lease: Lease, interrupt: Interrupt | None) -> None:
     if interrupt is not None:
         interrupt.disarm()
     lease.end_of_body()
+
+
+def _leave(lease: Lease, interrupt: Interrupt | None) -> None:
+    # A loss from now on is only recorded.
+    lease.when_lost(None)
+    if interrupt is not None:
+        interrupt.pass_on()
 
 
 def _raise_lost(

@@ -34,6 +34,8 @@ _AGAIN = 1 / 12
 _GATHER = 1 / 12
 # Requests that hang beyond their patience are left behind, but not without number.
 _MOST_REQUESTS = 8
+# Seconds. The waits of threading count no suspended time, so none is longer.
+_LONGEST_WAIT = 1.0
 
 
 class _Request:
@@ -112,18 +114,20 @@ class Heartbeat:
         self._left_behind = 0
         self._wake_at = math.inf
         self._active = False
-        self._idle_wait = 1.0
+        self._idle_wait = _LONGEST_WAIT
 
     def _run(self) -> None:
-        while True:
+        goes_on = True
+        while goes_on:
             try:
-                self._turn()
-            except Exception:
+                goes_on = self._turn()
+            except BaseException:
                 # A beat that dies would lose every lease of the process.
                 logger.exception("The heartbeat stumbled and goes on")
-                threading.Event().wait(1.0)
+                threading.Event().wait(_LONGEST_WAIT)
 
-    def _turn(self) -> None:
+    def _turn(self) -> bool:
+        """Do what is due, and wait; return whether there is more to come."""
         for request in self._take_answered():
             self._judge(request)
         now = self._clock()
@@ -132,12 +136,15 @@ class Heartbeat:
             self._send(leases, now)
         with self._mutex:
             if self._answered:
-                return
+                return True
             self._wake_at = self._next_wake_at()
-            # The waits of threading count no suspended time, so none is long.
+            if math.isinf(self._wake_at):
+                self._thread = None
+                return False
             pause = self._wake_at - self._clock()
-            self._changed.wait(None if math.isinf(pause) else max(pause, 0.0))
+            self._changed.wait(min(max(pause, 0.0), _LONGEST_WAIT))
             self._wake_at = -math.inf
+            return True
 
     def _take_answered(self) -> list[_Request]:
         with self._mutex:
@@ -168,7 +175,9 @@ class Heartbeat:
 
     def _lose_patience(self, now: float) -> None:
         for request in [r for r in self._requests if now >= r.look_at]:
-            live = [lease for lease in request.leases if not lease.notice(now)]
+            for lease in request.leases:
+                lease.notice(now)
+            live = list(filter(_is_live, request.leases))
             if now >= request.patient_until:
                 for lease in live:
                     lease.doubt("no answer in time")
@@ -208,10 +217,11 @@ class Heartbeat:
         return [first, *takewhile(lambda lease: lease.next_beat_at <= soon, leases)]
 
     def _is_wanted(self, lease: Lease, now: float) -> bool:
-        if lease.notice(now) or not lease.is_live:
-            return False
         ended_at = lease.body_ended_at
-        if ended_at is not None and now > ended_at + lease.ttl:
+        if lease.notice(now) or not lease.is_live:
+            # Lost or released elsewhere: what stays in line would be due for ever.
+            pass
+        elif ended_at is not None and now > ended_at + lease.ttl:
             logger.error("%r is dropped: its body ended without a release", lease)
         elif not lease.thread.is_alive():
             logger.error("%r is dropped: its thread ended without a release", lease)
@@ -223,6 +233,8 @@ class Heartbeat:
     def _send(self, leases: list[Lease], now: float) -> None:
         ttl = leases[0].ttl
         if self._left_behind >= _MOST_REQUESTS:
+            for lease in leases:
+                lease.doubt("too many requests hang")
             self._postpone(leases, now + ttl * _AGAIN)
             return
         request = _Request(leases, ttl, now)
@@ -274,15 +286,22 @@ class Heartbeat:
         instants += [request.look_at for request in self._requests]
         if instants:
             return min(instants)
-        # Short tasks come and go: a look now and then costs less than being woken by
-        # each of them. Only a process without any sleeps for good.
+        # Short tasks come and go: a look now and then costs less than a new thread for
+        # each of them. Only where there were none, the thread ends.
         active, self._active = self._active, False
         return self._clock() + self._idle_wait if active else math.inf
 
     def _put(self, lease: Lease) -> None:
-        if lease.is_live:
-            self._idle_wait = lease.ttl * _BEAT
-            self._healthy.setdefault(lease.ttl, OrderedDict())[lease.owner] = lease
+        if not lease.is_live:
+            return
+        self._idle_wait = lease.ttl * _BEAT
+        group = self._healthy.setdefault(lease.ttl, OrderedDict())
+        last = next(reversed(group.values()), lease)
+        if lease.next_beat_at < last.next_beat_at - lease.ttl * _GATHER:
+            # Its answer came late; in line it would be passed over.
+            self._troubled[lease.owner] = lease
+        else:
+            group[lease.owner] = lease
 
     def _drop(self, lease: Lease) -> None:
         self._troubled.pop(lease.owner, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from typing_extensions import override
 
+from task_lease.answers import Released
 from task_lease.errors import LeaseLost, StoreUnavailable
-from task_lease.observers import LeaseEvent
+from task_lease.observers import LeaseEvent, event_of_handed
 from task_lease.scripts import Renewal
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from task_lease.keys import LeaseKeys
     from task_lease.observers import EventKind, Observer
     from task_lease.scripts import Store
+
+logger = logging.getLogger("task_lease.heartbeat")
 
 State: TypeAlias = Literal["held", "at risk", "lost", "released"]
 
@@ -158,7 +162,7 @@ class Lease:
         if self._pid != os.getpid() or (self._ended and not self._lost):
             raise LeaseLost(self.name, "expired")
         self.notice(self._clock())
-        if remote and not self._lost and self.fence is not None:
+        if remote and not self._lost:
             self.renew()
         if self._lost:
             raise LeaseLost(self.name, self._lost)
@@ -171,6 +175,8 @@ class Lease:
             StoreUnavailable: If the store did not answer; trust goes on until its end.
         """
         self.check()
+        if self.fence is None:
+            return
         started_at = self._clock()
         reply = self._store.renew([self.renewal])[0]
         self.judge(reply, started_at)
@@ -192,26 +198,31 @@ class Lease:
             return True
         self._end(self)
         try:
-            mine, problem = self._store.release(self._keys, self.owner)
+            done = self._store.release(self._keys, self.owner)
         except StoreUnavailable as error:
-            mine, problem = True, str(error)
-        if mine:
-            self.tell("released", self._clock() - self._since, problem)
+            done = Released(mine=True, problem=str(error))
+        if done.mine:
+            self.tell("released", self._clock() - self._since, done.problem)
         elif not self._lost:
             self._lost = "stolen"
             self.tell("lost", detail="stolen")
-        return mine
+        if done.handed:
+            self._emit(event_of_handed(done.handed))
+        return done.mine
 
     def when_lost(self, callback: Callable[[Lease], object] | None) -> None:
         """Call back, once, as soon as the lease is lost: in the beating thread.
 
-        A lease that is lost already calls back at once.
+        A lease that is lost already calls back at once. What the callback raises is
+        logged, for it must not stop the beats of other leases.
         """
+        if self._pid != os.getpid():
+            return
         with self._mutex:
             self._when_lost = callback
             lost = self._lost
         if lost and callback:
-            callback(self)
+            self._call_back(callback)
 
     def end_of_body(self) -> None:
         """Note that the work has ended and look at the clock a last time.
@@ -253,14 +264,30 @@ class Lease:
             self.tell("renewed", now - started_at)
 
     def _lose(self, reason: LostReason) -> None:
+        if self._pid != os.getpid():
+            # It was never this process's to lose; nor is its mutex, perhaps taken.
+            return
         with self._mutex:
             if self._lost or self._ended:
                 return
             self._lost = reason
             callback = self._when_lost
-        self.tell("lost", detail=reason)
-        if callback:
+        try:
+            # Before anything that may block, or worse.
+            if callback:
+                self._call_back(callback)
+        finally:
+            self.tell("lost", detail=reason)
+
+    def _call_back(self, callback: Callable[[Lease], object]) -> None:
+        try:
             callback(self)
+        except BaseException as error:
+            # In the body's own thread it may be the loss itself that strikes in here.
+            passes = isinstance(error, LeaseLost) or not isinstance(error, Exception)
+            if passes and threading.current_thread() is self.thread:
+                raise
+            logger.exception("What was to be called on the loss of %r failed", self)
 
     def _finish(self) -> bool:
         with self._mutex:
@@ -290,10 +317,10 @@ class Lease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        lost = self.notice(self._clock())
+        self.notice(self._clock())
         self.release()
-        if lost and error is None:
-            raise LeaseLost(self.name, self._lost or "expired")
+        if self._lost and error is None:
+            raise LeaseLost(self.name, self._lost)
 
     @override
     def __repr__(self) -> str:

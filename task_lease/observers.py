@@ -17,6 +17,7 @@ from task_lease.errors import describe_holder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from task_lease.answers import Handed
     from task_lease.errors import Holder
 
 EventKind: TypeAlias = Literal[
@@ -125,6 +126,13 @@ class Announcer:
             except Exception:
                 # The task and the beats must not suffer from who watches them.
                 _logger.exception("An observer failed at %s", event.kind)
+
+
+def event_of_handed(handed: Handed) -> LeaseEvent:
+    """Return the event that a parked job was handed over, about that job."""
+    job = handed.holder
+    about = (job.get("task", ""), job.get("id", ""), job.get("queue", ""))
+    return LeaseEvent("handed", handed.name, None, None, 0.0, "", *about)
 
 
 def _wording(event: LeaseEvent) -> tuple[str, tuple[object, ...]]:

@@ -8,28 +8,42 @@ after a lost reply, so each is sent a second time when the connection breaks.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import pkgutil
 import random
+import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from redis.exceptions import ConnectionError as StoreConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
+from task_lease.answers import (
+    granted_or_refused,
+    granted_refused_or_parked,
+    released,
+    released_or_held,
+    text_of,
+)
 from task_lease.errors import StoreUnavailable
+from task_lease.keys import PARKED_INDEX, TURN, keys_of, probe_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import redis
 
-    from task_lease.errors import Holder
+    from task_lease.answers import Granted, Held, Parked, Refused, Released
     from task_lease.keys import LeaseKeys
 
 T = TypeVar("T")
 
+# How a request can end without a usable answer. What is not Redis's protocol makes
+# its reader raise nearly anything; what interrupts a task from outside is none of it.
+_NO_ANSWER = (RedisError, OSError, ValueError, TypeError, AttributeError, LookupError)
+
 _RANDOM_FENCE = 1000
+# Seconds that the mark lives by which two clients find out that they share a database.
+_FOR_PROBE = 10.0
 
 
 class Script(NamedTuple):
@@ -37,32 +51,6 @@ class Script(NamedTuple):
 
     text: str
     digest: str
-
-
-class Granted(NamedTuple):
-    """An acquire that succeeded, with the fence of the acquisition."""
-
-    fence: int
-
-
-class Refused(NamedTuple):
-    """An acquire that found the lease held.
-
-    Attributes:
-        remaining: Seconds until the holder's lease ends unless renewed.
-        ttl: The holder's ttl in seconds.
-        fence: The holder's fence.
-        owner: The holder's owner, by which a proven-dead one is released.
-        holder: The holder's record.
-        arrival: Our place in the queue, empty if we do not wait.
-    """
-
-    remaining: float
-    ttl: float
-    fence: int
-    owner: str
-    holder: Holder
-    arrival: str
 
 
 class Place(NamedTuple):
@@ -93,9 +81,10 @@ def _load(*names: str) -> Script:
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-ACQUIRE = _load("shared", "acquire")
+ACQUIRE = _load("shared", "parking", "acquire")
 RENEW = _load("renew")
-RELEASE = _load("shared", "release")
+RELEASE = _load("shared", "parking", "release")
+SWEEP = _load("shared", "parking", "sweep")
 
 
 def milliseconds(seconds: float) -> int:
@@ -123,52 +112,109 @@ class Store:
         ttl: float,
         record: str,
         place: Place | None = None,
+        entry: str = "",
     ) -> Granted | Refused:
         """Ask for a lease, or for a place in its queue where it is held.
+
+        Args:
+            keys: The lease's keys.
+            owner: Who asks.
+            ttl: Seconds that the lease outlives its last beat.
+            record: What others read about the holder.
+            place: How to stand in the queue of those who wait; None does not.
+            entry: What stands for us when parked, empty if we never are.
 
         Raises:
             StoreUnavailable: If no answer came; the lease may be ours or not.
         """
-        channel, patience, arrival = place or ("", 0.0, "")
-        call = self._caller(
-            ACQUIRE,
-            keys[:4],
-            owner,
-            milliseconds(ttl),
-            record,
-            _draw(),
-            self._life,
-            channel,
-            milliseconds(patience),
-            arrival,
-        )
-        reply = _twice("acquire", call)
-        if reply[0]:
-            return Granted(int(reply[1]))
-        return _refused(reply)
+        waits = place or ("", 0.0, "")
+        call = self._acquiring(keys, owner, ttl, record, waits, entry)
+        return self._twice("acquire", lambda: granted_or_refused(call()))
 
-    def release(self, keys: LeaseKeys, owner: str) -> tuple[bool, str]:
+    def park(
+        self,
+        keys: LeaseKeys,
+        owner: str,
+        ttl: float,
+        record: str,
+        entry: str,
+        details: str,
+    ) -> Granted | Refused | Parked:
+        """Ask for a lease, or leave a parked job beside it where it is held.
+
+        Args:
+            keys: The lease's keys.
+            owner: Who asks.
+            ttl: Seconds that the lease outlives its last beat.
+            record: What others read about the holder.
+            entry: What stands for the parked job.
+            details: What only the parking itself needs.
+
+        Raises:
+            StoreUnavailable: If no answer came; the lease may be ours or not, or we
+                may be parked.
+        """
+        waits = ("", 0.0, "")
+        call = self._acquiring(keys, owner, ttl, record, waits, entry, details)
+        return self._twice("acquire", lambda: granted_refused_or_parked(call()))
+
+    def release(self, keys: LeaseKeys, owner: str) -> Released:
         """End a lease if it is the owner's, and leave its queue if it only waits.
-
-        Returns:
-            Whether the lease was the owner's, and what went wrong when it was handed
-            to a waiter (mostly nothing).
 
         Raises:
             StoreUnavailable: If no answer came; the lease then ends by its ttl.
         """
-        call = self._caller(RELEASE, keys[:4], owner, _draw(), self._life)
-        repeated = False
-        try:
-            try:
-                reply = call()
-            except StoreConnectionError:
-                repeated = True
-                reply = call()
-        except (RedisError, OSError) as error:
-            raise _unavailable("release", error) from error
-        # The lost reply may have been the one that said yes.
-        return bool(reply[0]) or repeated, _text(reply[1])
+        call = self._caller(RELEASE, keys, owner, _draw(), self._life)
+        calls: list[Any] = []
+
+        def release() -> Released:
+            calls.append(call)
+            # The lost reply may have been the one that said yes.
+            return released(call(), repeated=len(calls) > 1)
+
+        return self._twice("release", release)
+
+    def parked(self) -> list[LeaseKeys]:
+        """Return the leases beside which jobs are parked.
+
+        Raises:
+            StoreUnavailable: If no answer came.
+        """
+
+        def call() -> list[LeaseKeys]:
+            members = cast("set[bytes]", self.client.smembers(PARKED_INDEX))
+            return [keys_of(text_of(member)) for member in members]
+
+        return self._twice("sweep", call)
+
+    def takes_turn(self, period: float) -> bool:
+        """Return whether to sweep now: true for one process in each period.
+
+        Args:
+            period: Seconds.
+
+        Raises:
+            StoreUnavailable: If no answer came.
+        """
+
+        def take() -> bool:
+            if not self.client.exists(PARKED_INDEX):
+                return False
+            return bool(self.client.set(TURN, 1, nx=True, px=milliseconds(period)))
+
+        return self._twice("sweep", take)
+
+    def sweep(self, keys: LeaseKeys) -> Released | Held:
+        """Hand over a lease that ended without a release, beside which jobs wait.
+
+        Returns:
+            Who holds the lease if it has not ended.
+
+        Raises:
+            StoreUnavailable: If no answer came.
+        """
+        call = self._caller(SWEEP, (*keys, PARKED_INDEX), _draw(), self._life)
+        return self._twice("sweep", lambda: released_or_held(call()))
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool | StoreUnavailable]:
         """Renew many leases in one round trip.
@@ -184,14 +230,72 @@ class Store:
                 again = self._renew_all([renewals[i] for i in missing])
                 for i, reply in zip(missing, again, strict=True):
                     replies[i] = reply
-        except (RedisError, OSError) as error:
+        except _NO_ANSWER as error:
             return [_unavailable("renew", error)] * len(renewals)
-        return [
-            _unavailable("renew", reply)
-            if isinstance(reply, Exception)
-            else bool(reply)
-            for reply in replies
-        ]
+        except BaseException:
+            self._drop_idle_connections()
+            raise
+        return [_renewed(reply) for reply in replies]
+
+    def peek(self, keys: LeaseKeys) -> Refused | None:
+        """Return who holds a lease, None if nobody does; changes nothing.
+
+        Raises:
+            StoreUnavailable: If no usable answer came.
+        """
+
+        def call() -> Refused | None:
+            pipeline = self.client.pipeline(transaction=False)
+            pipeline.get(keys.lease)
+            pipeline.pttl(keys.lease)
+            stored, remaining = pipeline.execute()
+            if stored is None:
+                return None
+            owner, fence, ttl, record = text_of(stored).split(" ", 3)
+            reply = [0, remaining, int(ttl), fence, owner, record, ""]
+            return cast("Refused", granted_or_refused(reply))
+
+        return self._twice("peek", call)
+
+    def is_seen_by(self, client: redis.Redis) -> bool:
+        """Return whether a client reads what is written here.
+
+        Raises:
+            StoreUnavailable: If one of the two did not answer.
+        """
+        mark = probe_key(secrets.token_hex(8))
+
+        def call() -> bool:
+            self.client.set(mark, 1, px=milliseconds(_FOR_PROBE))
+            return bool(client.exists(mark))
+
+        return self._twice("probe", call)
+
+    def _acquiring(
+        self,
+        keys: LeaseKeys,
+        owner: str,
+        ttl: float,
+        record: str,
+        waits: tuple[str, float, str],
+        *parks: str,
+    ) -> Callable[[], Any]:
+        channel, patience, arrival = waits
+        entry, details = (*parks, "", "")[:2]
+        return self._caller(
+            ACQUIRE,
+            (*keys, PARKED_INDEX) if details else keys,
+            owner,
+            milliseconds(ttl),
+            record,
+            _draw(),
+            self._life,
+            channel,
+            milliseconds(patience),
+            arrival,
+            entry,
+            details,
+        )
 
     def _renew_all(self, renewals: Sequence[Renewal]) -> list[object]:
         pipeline = self.client.pipeline(transaction=False)
@@ -210,15 +314,32 @@ class Store:
 
         return call
 
-
-def _twice(operation: str, call: Callable[[], T]) -> T:
-    try:
+    def _twice(self, operation: str, call: Callable[[], T]) -> T:
         try:
-            return call()
-        except StoreConnectionError:
-            return call()
-    except (RedisError, OSError) as error:
-        raise _unavailable(operation, error) from error
+            try:
+                return call()
+            except StoreConnectionError:
+                return call()
+        except _NO_ANSWER as error:
+            raise _unavailable(operation, error) from error
+        except BaseException:
+            self._drop_idle_connections()
+            raise
+
+    def _drop_idle_connections(self) -> None:
+        # What interrupted us can have struck between request and reply, and redis-py
+        # would then give the reply to whoever next uses the connection.
+        pool = getattr(self.client, "connection_pool", None)
+        if pool is not None:
+            pool.disconnect(inuse_connections=False)
+
+
+def _renewed(reply: object) -> bool | StoreUnavailable:
+    if isinstance(reply, Exception):
+        return _unavailable("renew", reply)
+    if reply in (0, 1):
+        return bool(reply)
+    return StoreUnavailable("renew", f"strange answer {reply!r:.100}")
 
 
 def _unavailable(operation: str, error: Exception) -> StoreUnavailable:
@@ -228,29 +349,3 @@ def _unavailable(operation: str, error: Exception) -> StoreUnavailable:
 def _draw() -> int:
     # Two sides of a failover shall not issue the same number; nothing secret in it.
     return random.randrange(_RANDOM_FENCE)  # noqa: S311
-
-
-def _refused(reply: Sequence[Any]) -> Refused:
-    _, remaining, ttl, fence, owner, record, arrival = reply
-    holder: Holder = _holder(_text(record))
-    holder["since"] = int(fence) / 1e6
-    return Refused(
-        remaining / 1000,
-        ttl / 1000,
-        int(fence),
-        _text(owner),
-        holder,
-        _text(arrival),
-    )
-
-
-def _holder(record: str) -> Holder:
-    try:
-        holder = json.loads(record)
-    except ValueError:
-        return {}
-    return cast("Holder", holder) if isinstance(holder, dict) else {}
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -11,9 +11,8 @@ import os
 import secrets
 import threading
 import weakref
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
-
-from redis.exceptions import RedisError
 
 from task_lease.keys import wake_channel
 
@@ -29,6 +28,35 @@ logger = logging.getLogger("task_lease.acquire")
 # pauses before it subscribes again after an error.
 _LOOK_EVERY = 5.0
 _PAUSE = 0.5
+
+
+class Alarm:
+    """What one waiter sleeps on.
+
+    Unlike an Event, it has no Python code in which a loss that is raised by a signal
+    could leave a mutex taken.
+    """
+
+    def __init__(self) -> None:
+        self._rings: SimpleQueue[None] = SimpleQueue()
+
+    def ring(self) -> None:
+        """Wake the waiter, now or when it next sleeps."""
+        self._rings.put(None)
+
+    def sleep(self, seconds: float) -> bool:
+        """Sleep until woken; return whether that was the reason to stop."""
+        try:
+            self._rings.get(timeout=seconds)
+        except Empty:
+            return False
+        self.silence()
+        return True
+
+    def silence(self) -> None:
+        """Forget that it rang."""
+        while not self._rings.empty():
+            self._rings.get()
 
 
 class Wakeups:
@@ -55,28 +83,24 @@ class Wakeups:
     def _start_anew(self) -> None:
         self.channel = wake_channel(secrets.token_hex(8))
         self._mutex = threading.Lock()
-        self._waiting: dict[str, threading.Event] = {}
-        self._subscribed = threading.Event()
+        self._waiting: dict[str, Alarm] = {}
         self._thread = None
 
-    def expect(self, owner: str, patience: float) -> threading.Event:
-        """Return an event that is set when the owner is woken.
+    def expect(self, owner: str) -> Alarm:
+        """Return what rings when the owner is woken.
 
-        Args:
-            owner: Who will wait.
-            patience: Seconds to wait for the subscription; without one, the event is
-                never set, and the waiter must ask by itself.
+        It also rings as soon as there is a subscription, for what was announced
+        before was not heard.
         """
-        event = threading.Event()
+        alarm = Alarm()
         with self._mutex:
-            self._waiting[owner] = event
-            if self._thread is None:
+            self._waiting[owner] = alarm
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._listen, name="task-lease-wakeups", daemon=True
                 )
                 self._thread.start()
-        self._subscribed.wait(patience)
-        return event
+        return alarm
 
     def forget(self, owner: str) -> None:
         """Wait no longer for the owner to be woken."""
@@ -91,9 +115,8 @@ class Wakeups:
                     subscription = self._connect().pubsub()  # type: ignore[no-untyped-call]
                     subscription.subscribe(self.channel)
                 self._hear(subscription.get_message(timeout=_LOOK_EVERY))
-            except (RedisError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, it cannot hear
                 logger.warning("Waiting for wake-ups failed: %s", error)
-                self._subscribed.clear()
                 self._wake_all()
                 _close(subscription)
                 subscription = None
@@ -104,34 +127,32 @@ class Wakeups:
         with self._mutex:
             if not self._waiting:
                 self._thread = None
-                self._subscribed.clear()
             return self._thread is threading.current_thread()
 
     def _hear(self, message: dict[str, object] | None) -> None:
         if message is None:
             return
         if message["type"] == "subscribe":
-            self._subscribed.set()
-            # What was announced before nobody heard.
             self._wake_all()
             return
         owner = message["data"]
         text = owner.decode() if isinstance(owner, bytes) else str(owner)
         with self._mutex:
-            event = self._waiting.get(text)
-        if event is not None:
-            event.set()
+            alarm = self._waiting.get(text)
+        if alarm is not None:
+            alarm.ring()
 
     def _wake_all(self) -> None:
         with self._mutex:
-            events = list(self._waiting.values())
-        for event in events:
-            event.set()
+            alarms = list(self._waiting.values())
+        for alarm in alarms:
+            alarm.ring()
 
 
 def _close(subscription: PubSub | None) -> None:
     if subscription is not None:
         try:
             subscription.close()
-        except (RedisError, OSError):
+        except Exception:
+            # It is given up anyhow.
             logger.debug("Closing the subscription failed", exc_info=True)

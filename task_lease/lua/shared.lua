@@ -1,10 +1,12 @@
--- Put in front of acquire.lua and release.lua: what both need.
+-- Put in front of the operations that give a lease away: what all of them need.
 --
 -- Keys, all in one slot:
 --   KEYS[1] lease    string "<owner> <fence> <ttl ms> <record>", expires with the lease
 --   KEYS[2] floor    string, the highest fence issued; expires at fence + life
 --   KEYS[3] queue    sorted set of waiting owners by time of arrival (us)
 --   KEYS[4] waiters  hash owner -> "<alive until ms> <ttl ms> <channel> <record>"
+--   KEYS[5] parked   sorted set of parked jobs (parking.lua) by time of arrival (us)
+--   KEYS[6] handed   string, the parked job that is on its way to a worker; expires
 
 local RESERVED_MS = 2000
 
@@ -44,7 +46,8 @@ end
 
 local function first_live_waiter(now_ms)
   while true do
-    local owner = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
+    local head = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
+    local owner = head[1]
     if not owner then
       return nil
     end
@@ -53,23 +56,10 @@ local function first_live_waiter(now_ms)
       local alive, ttl, channel, record =
         string.match(entry, '^(%d+) (%d+) (%S+) (.*)$')
       if tonumber(alive) >= now_ms then
-        return owner, ttl, channel, record
+        return {owner = owner, arrival = tonumber(head[2]), ttl = ttl,
+          channel = channel, record = record}
       end
     end
     forget_waiter(owner)
   end
-end
-
--- Holds the free lease for the first live waiter, for a short time and with a fence
--- of its own, and tells that waiter. Nobody else can come in between.
-local function reserve_for_waiter(us, floor, random, life)
-  local owner, ttl, channel, record = first_live_waiter(us / 1000)
-  if not owner then
-    return nil
-  end
-  local short = digits(math.min(tonumber(ttl), RESERVED_MS))
-  local fence = write_lease(owner, next_fence(us, floor, random), short, record, life)
-  forget_waiter(owner)
-  redis.call('PUBLISH', channel, owner)
-  return owner, fence, short, record
 end

@@ -1,0 +1,124 @@
+"""Let a table refuse a write that comes with an old fence.
+
+A run that was paused for longer than its ttl can still write when it wakes; by then
+the row has seen a higher fence. *Claim before you read*: a check at the write alone
+loses updates, for the late one reads first and writes last.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from task_lease.errors import InvalidConfig, StaleFence
+
+# What stands for the nth value. Drivers with "pyformat" take values by place, too.
+_MARKS = {"qmark": "?", "numeric": ":{}", "format": "%s", "pyformat": "%s"}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAMES = {"table": re.compile(rf"({_NAME.pattern}\.)?{_NAME.pattern}")}
+
+
+class Cursor(Protocol):
+    """A cursor as DB-API 2.0 has it."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows the last statement changed."""
+
+    def execute(self, statement: Any, parameters: Any, /) -> object:
+        """Run a statement."""
+
+    def fetchone(self) -> Any:
+        """Return the next row, or None."""
+
+
+class Fenced(Protocol):
+    """What a row is claimed for: a `Lease`, held or lost."""
+
+    @property
+    def owner(self) -> str:
+        """The text that is unique per acquisition."""
+
+    @property
+    def fence(self) -> int | None:
+        """The number that grows from holder to holder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGuard:
+    """Refuses at one row of a table whoever has been overtaken there.
+
+    Equal fences pass only for the same owner, which is why the owner has a column:
+    the two sides of a failover can issue one number.
+
+    Attributes:
+        table: A plain name, also as ``schema.table``; names are not quoted.
+        key: The column whose value tells the rows apart.
+        paramstyle: The driver's: ``sqlite3.paramstyle``, ``psycopg.paramstyle``.
+        version_column: A BIGINT: the highest fence that the row has seen, or NULL.
+        owner_column: A text: who came with that fence, or NULL.
+
+    Example:
+        >>> guard = RowGuard(table="invoices", key="id")
+        >>> with connection:  # doctest: +SKIP
+        ...     guard.claim(connection.cursor(), lease, 42)
+        ...     # only now read the row, and write it
+    """
+
+    table: str
+    key: str
+    paramstyle: str = "qmark"
+    version_column: str = "lock_version"
+    owner_column: str = "lock_owner"
+
+    def __post_init__(self) -> None:
+        """Refuse a name that is more than a name.
+
+        Raises:
+            InvalidConfig: If a name or the paramstyle is not allowed.
+        """
+        for setting in ("table", "key", "version_column", "owner_column"):
+            name, allowed = getattr(self, setting), _NAMES.get(setting, _NAME)
+            if not isinstance(name, str) or not allowed.fullmatch(name):
+                rule = "must be a plain name of letters, digits and _"
+                raise InvalidConfig(setting, name, rule)
+        if self.paramstyle not in _MARKS:
+            rule = f"must be one of {', '.join(_MARKS)}"
+            raise InvalidConfig("paramstyle", self.paramstyle, rule)
+
+    def claim(self, cursor: Cursor, lease: Fenced, row: object) -> None:
+        """Claim a row as the first statement of a transaction, before any read.
+
+        Until the transaction ends, everybody else's claim waits.
+
+        Args:
+            cursor: A cursor of the transaction.
+            lease: Who wants to write; a run without a fence is always refused.
+            row: The row's value in the key column.
+
+        Raises:
+            StaleFence: If the row has seen a higher fence, or there is no such row.
+        """
+        fence, owner = lease.fence, lease.owner
+        version, holder = self.version_column, self.owner_column
+        if fence is not None:
+            update = (
+                f"UPDATE {self.table} SET {version} = {{}}, {holder} = {{}} "  # noqa: S608
+                f"WHERE {self.key} = {{}} AND ({version} IS NULL OR {version} < {{}} "
+                f"OR ({version} = {{}} AND {holder} = {{}}))"
+            )
+            self._run(cursor, update, fence, owner, row, fence, fence, owner)
+            if cursor.rowcount > 0:
+                return
+        select = f"SELECT {version}, {holder} FROM {self.table} "  # noqa: S608
+        self._run(cursor, select + f"WHERE {self.key} = {{}}", row)
+        stored, by = cursor.fetchone() or (None, None)
+        # Some drivers count only what changed, and a repeated claim changes nothing.
+        if fence is None or (stored, by) != (fence, owner):
+            raise StaleFence(f"{self.table}[{row!r}]", fence, stored)
+
+    def _run(self, cursor: Cursor, statement: str, *values: object) -> None:
+        mark = _MARKS[self.paramstyle]
+        marks = (mark.format(number) for number in range(1, len(values) + 1))
+        cursor.execute(statement.format(*marks), values)
