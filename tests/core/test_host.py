@@ -611,6 +611,8 @@ nonsense = st.one_of(
 @given(fields=nonsense)
 @example(fields={"pid": True})
 @example(fields={"start": True})
+@example(fields={"start": 0})
+@example(fields={"start": -1})
 @example(fields={"group": 1})
 def test_record_proves_nothing_when_a_field_is_nonsense(
     dead_record: Holder, fields: dict[str, object]

@@ -1,0 +1,166 @@
+"""Functions that the RQ workers of the tests run, and worker classes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from histories import recorded
+from rq import Queue, Retry, get_current_job
+
+from rq_lease import LeaseSimpleWorker, LeaseWorker, current_lease, exclusive
+from task_lease.keys import lease_keys
+
+if TYPE_CHECKING:
+    import redis
+    from rq.job import Job
+
+TTL = 2.0
+
+
+class ClassConfigured(LeaseWorker):
+    """Leases for all jobs of one queue, said on the class."""
+
+    lease_queues: ClassVar = {"plain": {"ttl": TTL, "on_conflict": "skip"}}
+
+
+class Impatient(LeaseWorker):
+    """Looks after its horse every second, and kills it soon after its timeout."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **{**kwargs, "job_monitoring_interval": 1})  # type: ignore[arg-type]
+
+
+class Simple(LeaseSimpleWorker):
+    """A plain subclass, as users write one."""
+
+
+def fence() -> int | None:
+    """Return the fence of the lease that is held here."""
+    lease = current_lease()
+    return lease.fence if lease else None
+
+
+def run(path: str, key: str, seconds: float = 0.0) -> int | None:
+    """Write a line about this run; the key says what it excludes."""
+    with recorded(path, key, fence()):
+        time.sleep(seconds)
+    return fence()
+
+
+@exclusive(ttl=TTL, on_conflict="retry", key="{key}", name="run")
+def run_or_retry(path: str, key: str, seconds: float = 0.0) -> int | None:
+    """Run, or come back later."""
+    return run(path, key, seconds)
+
+
+@exclusive(ttl=TTL, on_conflict="wait", wait=60.0, key="{key}", name="run")
+def run_or_wait(path: str, key: str, seconds: float = 0.0) -> int | None:
+    """Run, or wait."""
+    return run(path, key, seconds)
+
+
+@exclusive(ttl=TTL, on_conflict="skip", key="{key}", name="run")
+def run_or_skip(path: str, key: str, seconds: float = 0.0) -> int | None:
+    """Run, or skip."""
+    return run(path, key, seconds)
+
+
+@exclusive(ttl=TTL, on_conflict="raise", key="{key}", name="run")
+def run_or_raise(path: str, key: str, seconds: float = 0.0) -> int | None:
+    """Run, or fail."""
+    return run(path, key, seconds)
+
+
+@exclusive(ttl=TTL, on_conflict="retry", retry_delay=0.5, wait=0.2, key="{key}")
+def run_or_come_back(path: str, key: str, seconds: float = 0.0) -> int | None:
+    """Run, or wait only for a moment."""
+    return run(path, key, seconds)
+
+
+@exclusive(ttl=TTL, on_error="raise", key="{key}")
+def run_or_fail_without_store(path: str, key: str) -> int | None:
+    """Run, or fail if the store cannot be asked."""
+    return run(path, key)
+
+
+@exclusive(ttl=TTL, on_error="run", key="{key}")
+def run_in_any_case(path: str, key: str) -> int | None:
+    """Run, leased or not."""
+    return run(path, key)
+
+
+@exclusive(ttl=TTL, on_conflict="retry", key="{key}")
+async def run_async(path: str, key: str) -> int | None:
+    """Run as a coroutine."""
+    return run(path, key)
+
+
+def say_pid(path: str) -> None:
+    """Write down who runs; the file is there once it is written."""
+    target = Path(path)
+    partial = target.with_suffix(".new")
+    partial.write_text(f"{os.getpid()}\n{fence()}")
+    partial.replace(target)
+
+
+@exclusive(ttl=20.0, on_conflict="retry", key="{key}", name="run")
+def hold(path: str, key: str, seconds: float = 60.0) -> str:
+    """Say who runs, and hold the lease for long; its ttl is long, too."""
+    say_pid(path)
+    time.sleep(seconds)
+    return f"slept for {seconds} s under {key}"
+
+
+@exclusive(ttl=TTL, key="{key}", name="run")
+def hold_briefly_trusted(path: str, key: str) -> str:
+    """Say who runs, and hold a lease that has many beats."""
+    say_pid(path)
+    time.sleep(60.0)
+    return key
+
+
+@exclusive(ttl=0.5, key="{key}", name="run")
+def hold_for_callback(path: str, key: str) -> None:
+    """Say who runs; what takes long is the callback."""
+    say_pid(path)
+    assert key
+
+
+def long_callback(job: Job, connection: redis.Redis, result: object) -> None:
+    """Take longer than the lease's ttl, and write down whether it is still held."""
+    del result
+    time.sleep(1.5)
+    held = connection.exists(lease_keys(f"run:{job.args[1]}").lease)
+    Path(f"{job.args[0]}.callback").write_text(str(held))
+
+
+@exclusive(ttl=TTL, on_conflict="skip", key="{key}", name="run")
+def go_on(path: str, key: str, times: int) -> None:
+    """Enqueue the next link for the same key, while this one still holds it."""
+    run(path, key)
+    job = get_current_job()
+    assert job is not None
+    if times > 1:
+        queue = Queue(job.origin, connection=job.connection)
+        queue.enqueue(go_on, path, key, times - 1, meta={"lease_parent": job.id})
+
+
+@exclusive(ttl=TTL, key="{key}")
+def fail_once(path: str, key: str) -> int | None:
+    """Fail at the first try."""
+    run(path, key)
+    if len(Path(path).read_text().splitlines()) == 1:
+        raise OSError(key)
+    return fence()
+
+
+@exclusive(ttl=TTL, key="{key}")
+def return_retry(path: str, key: str, times: int) -> Retry | str:
+    """Ask to be run again, at once, some times."""
+    run(path, key)
+    if len(Path(path).read_text().splitlines()) <= times:
+        return Retry(max=times, interval=0)
+    return "done"

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+IMPORTS
+
+@pytest.mark.parametrize("worker_class", CLASSES)
+def test_job_runs_under_its_lease_on_each_worker(
+    rq_workers: Workers, rq_queue: Queue, history: Path, client: redis.Redis, worker_class: str
+) -> None:
+    rq_workers.start(worker_class=worker_class)
+
+    job = rq_queue.enqueue(rq_tasks.run_or_retry, str(history), "a")
+
+    assert wait_for(job, "finished", "failed") == "finished"
+    assert job.return_value() == read_history(history)[0].fence
+    eventually(
+        lambda: not client.exists("tl1:{run:a}"), PATIENCE, "the lease is released"
+    )
+
+
+def test_duplicate_is_skipped_with_a_record_and_dependents_go_on(
+    rq_workers: Workers, rq_queue: Queue, history: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        rq_workers.start()
+    holder = rq_queue.enqueue(rq_tasks.hold, str(tmp_path / "pid"), "a", 60)
+    pid_in(tmp_path / "pid")
+
+    skipped = rq_queue.enqueue(rq_tasks.run_or_skip, str(history), "a")
+    dependent = rq_queue.enqueue(rq_tasks.run, str(history), "b", depends_on=skipped)
+
+    assert wait_for(dependent, "finished", "failed") == "finished"
+    record = skipped.return_value()
+    assert record["skipped"] is True
+    assert record["lease"] == "run:a"
+    assert record["holder"]["id"] == holder.id
+    assert [run.key for run in read_history(history)] == ["b"]
+
+
+def test_duplicate_fails_with_conflict_and_rq_tries_it_again(
+    rq_workers: Workers, rq_queue: Queue, history: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        rq_workers.start()
+    rq_queue.enqueue(rq_tasks.hold, str(tmp_path / "pid"), "a", 60)
+    pid_in(tmp_path / "pid")
+
+    job = rq_queue.enqueue(rq_tasks.run_or_raise, str(history), "a", retry=Retry(max=1))
+
+    assert wait_for(job, "finished", "failed") == "failed"
+    job.refresh()
+    assert job.retries_left == 0
+    result = job.latest_result()
+    assert result is not None
+    assert "LeaseConflict" in (result.exc_string or "")
+    assert not history.exists()
+
+
+def test_duplicate_waits_longer_than_its_own_timeout(
+    rq_workers: Workers, rq_queue: Queue, history: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        rq_workers.start()
+    rq_queue.enqueue(rq_tasks.hold, str(tmp_path / "pid"), "a", 2.5)
+    pid_in(tmp_path / "pid")
+
+    job = rq_queue.enqueue(rq_tasks.run_or_wait, str(history), "a", job_timeout=1)
+
+    assert wait_for(job, "finished", "failed") == "finished"
+
+
+@pytest.mark.parametrize("worker_class", CLASSES)
+def test_duplicate_is_parked_and_runs_when_the_lease_ends(
+    rq_workers: Workers, rq_queue: Queue, history: Path, tmp_path: Path, worker_class: str
+) -> None:
+    for _ in range(2):
+        rq_workers.start(worker_class=worker_class)
+    holder = rq_queue.enqueue(rq_tasks.hold, str(tmp_path / "pid"), "a", 2)
+    pid_in(tmp_path / "pid")
+
+    job = rq_queue.enqueue(rq_tasks.run_or_retry, str(history), "a")
+
+    wait_for(job, "deferred")
+    assert rq_queue.deferred_job_registry.get_job_ids() == [job.id]
+    assert job.id not in rq_queue.started_job_registry.get_job_ids()
+    assert wait_for(job, "finished", "failed") == "finished"
+    assert holder.get_status() == "finished"
+    assert len(rq_queue.started_job_registry) == 0
+
+
+def test_parked_job_runs_when_its_worker_was_restarted(
+    rq_workers: Workers, rq_queue: Queue, history: Path, tmp_path: Path
+) -> None:
+    first, second = rq_workers.start(), rq_workers.start()
+    rq_queue.enqueue(rq_tasks.hold, str(tmp_path / "pid"), "a", 60)
+    pid_in(tmp_path / "pid")
+    job = rq_queue.enqueue(rq_tasks.run_or_retry, str(history), "a")
+    wait_for(job, "deferred")
+    for worker in (first, second):
+        worker.kill9_all()
+
+    rq_workers.start()
+
+    assert wait_for(job, "finished", "failed") == "finished"
+
+
+def test_chain_of_one_key_loses_no_link_when_duplicates_are_skipped(
+    rq_workers: Workers, rq_queue: Queue, history: Path
+) -> None:
+    links = 10
+    for _ in range(2):
+        rq_workers.start()
+
+    rq_queue.enqueue(rq_tasks.go_on, str(history), "a", links)
+
+    eventually(lambda: len(read_history(history)) == links, PATIENCE, "all links ran")
+    runs = read_history(history)
+    assert not find_overlaps(runs)
+    assert not find_falling_fences(runs)
+
+
+def test_dependents_of_one_key_run_one_after_the_other(
+    rq_workers: Workers, rq_queue: Queue, history: Path
+) -> None:
+    for _ in range(2):
+        rq_workers.start()
+
+    last = rq_queue.enqueue(rq_tasks.run_or_skip, str(history), "a", 0.1)
+    for _ in range(5):
+        last = rq_queue.enqueue(rq_tasks.run_or_skip, str(history), "a", depends_on=last)
+
+    wait_for(last, "finished")
+    assert len(read_history(history)) == 6
+
+
+def test_repeats_and_retries_of_a_job_are_no_duplicates_of_it(
+    rq_workers: Workers, rq_queue: Queue, history: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        rq_workers.start()
+
+    rq_queue.enqueue(rq_tasks.run_or_skip, str(history), "a", repeat=Repeat(times=3))
+    failing = rq_queue.enqueue(
+        rq_tasks.fail_once, str(tmp_path / "failing"), "b", retry=Retry(max=1)
+    )
+    returning = rq_queue.enqueue(rq_tasks.return_retry, str(tmp_path / "back"), "c", 2)
+
+    eventually(lambda: len(read_history(history)) == 4, PATIENCE, "all repeats ran")
+    assert wait_for(failing, "finished") == "finished"
+    assert wait_for(returning, "finished") == "finished"
+    assert len(read_history(tmp_path / "back")) == 3
+
+
+def test_job_never_runs_beside_itself_when_its_id_is_twice_in_the_queue(
+    rq_workers: Workers, rq_queue: Queue, history: Path, client: redis.Redis
+) -> None:
+    job = rq_queue.enqueue(rq_tasks.run_or_skip, str(history), "a", 1.0)
+    client.rpush(rq_queue.key, job.id)
+
+    for _ in range(2):
+        rq_workers.start()
+
+    wait_for(job, "finished")
+    eventually(lambda: client.zcard(lease_keys("run:a").parked) == 0, PATIENCE, "drop")
+    assert len(read_history(history)) == 1
+
+
+def test_job_runs_again_after_itself_when_it_was_requeued_while_it_ran(
+    rq_workers: Workers, rq_queue: Queue, history: Path
+) -> None:
+    for _ in range(2):
+        rq_workers.start()
+    job = rq_queue.enqueue(rq_tasks.run_or_skip, str(history), "a", 1.5)
+    wait_for(job, "started")
+
+    rq_queue.enqueue_job(job)
+
+    eventually(lambda: len(read_history(history)) == 2, PATIENCE, "it ran twice")
+    assert not find_overlaps(read_history(history))
+
+
+def test_parked_job_keeps_nobody_back_when_it_is_cancelled(
+    rq_workers: Workers, rq_queue: Queue, history: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        rq_workers.start()
+    rq_queue.enqueue(rq_tasks.hold, str(tmp_path / "pid"), "a", 2.0)
+    pid_in(tmp_path / "pid")
+    cancelled = rq_queue.enqueue(rq_tasks.run_or_retry, str(history), "a")
+    wait_for(cancelled, "deferred")
+    job = rq_queue.enqueue(rq_tasks.run_or_retry, str(history), "a")
+    wait_for(job, "deferred")
+
+    Job.fetch(cancelled.id, connection=rq_queue.connection).cancel()
+
+    assert wait_for(job, "finished", "failed") == "finished"
+    assert cancelled.get_status() == "canceled"
+    assert len(read_history(history)) == 1
+
+
+def test_json_serializer_carries_jobs_and_records(
+    rq_workers: Workers, client: redis.Redis, history: Path, url: str
+) -> None:
+    serializer = "rq.serializers.JSONSerializer"
+    queue = Queue("reports", connection=client, serializer=JSONSerializer)
+    rq_workers.start("--serializer", serializer)
+    lease = Leases(url).try_acquire("run:a")
+    assert lease is not None
+
+    skipped = rq_queue.enqueue(rq_tasks.run_or_skip, str(history), "a")
+    retried = rq_queue.enqueue(rq_tasks.run_or_retry, str(history), "a")
+
+    wait_for(skipped, "finished")
+    assert skipped.return_value()["lease"] == "run:a"
+    wait_for(retried, "deferred")
+    lease.release()
+    assert wait_for(retried, "finished", "failed") == "finished"
