@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from celery import Task, signals
 
+from celery_lease.checks import problems_at_start
 from celery_lease.run import release_after, start_after_acquire
 from celery_lease.settings import AppLeases
 from celery_lease.task import Guard
@@ -21,6 +22,7 @@ logger = logging.getLogger("celery_lease")
 def connect() -> None:
     """Connect the hooks to Celery's signals; doing it twice changes nothing."""
     signals.worker_init.connect(_on_worker_init, weak=False)
+    signals.celeryd_after_setup.connect(_on_after_setup, weak=False)
     signals.worker_process_init.connect(_on_process_init, weak=False)
     signals.task_postrun.connect(_on_postrun, weak=False)
 
@@ -54,20 +56,39 @@ def _request_class(kind: type[Any]) -> object:
 
 
 def _on_worker_init(sender: Any, **_: object) -> None:
+    # Not at the top: whoever only sends tasks needs no worker.
+    from celery_lease.request import write_receipt  # noqa: PLC0415
+
     try:
-        leases = AppLeases.of(sender.app)
         adopt(sender.app)
-        unknown = leases.queues - set(sender.app.amqp.queues)
     except LeaseError as error:
         # A receiver's error would be logged, and the worker would run unguarded.
         message = f"The lease settings are wrong: {error}"
         raise SystemExit(message) from error
-    # Not at the top: whoever only sends tasks needs no worker.
-    from celery_lease.request import write_receipt  # noqa: PLC0415
-
     signals.task_received.connect(write_receipt, weak=False)
-    if unknown:
-        logger.warning("lease_queues names unknown queues: %s", sorted(unknown))
+
+
+def _on_after_setup(instance: Any, **_: object) -> None:
+    """Look at the whole once the worker knows its queues."""
+    app_leases = AppLeases.of(instance.app)
+    problems = _problems(instance.app, app_leases)
+    for problem in problems:
+        logger.warning("Lease check: %s", problem)
+    if problems and app_leases.checks == "error":
+        message = f"Lease checks failed, and lease_checks is error: {problems[0]}"
+        raise SystemExit(message)
+
+
+def _problems(app: Celery, app_leases: AppLeases) -> list[str]:
+    if app_leases.checks == "off":
+        return []
+    unknown = sorted(app_leases.queues - set(app.amqp.queues))
+    told = [
+        f"lease_queues names the queue {queue!r}, which this worker does not know: "
+        "correct the name, or declare it in task_queues"
+        for queue in unknown
+    ]
+    return told + problems_at_start(app, app_leases)
 
 
 def _on_process_init(sender: Any, **_: object) -> None:
@@ -81,5 +102,5 @@ def _on_process_init(sender: Any, **_: object) -> None:
         task.__trace__ = build_tracer(task.name, task, app.loader, app=app)
 
 
-def _on_postrun(sender: Task[Any, Any], **_: object) -> None:
-    release_after(sender)
+def _on_postrun(sender: Task[Any, Any], state: str | None = None, **_: object) -> None:
+    release_after(sender, state)

@@ -14,8 +14,8 @@ from kombu.exceptions import OperationalError
 
 from celery_lease.settings import RECEIPT, AppLeases
 from task_lease.claims import Claim
-from task_lease.errors import LeaseLost
-from task_lease.exclusive import Later, Run, Skip, Tries, admit, hold
+from task_lease.errors import LeaseLost, StoreUnavailable
+from task_lease.exclusive import Finished, Later, Run, Skip, Tries, admit, hold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +31,7 @@ logger = logging.getLogger("celery_lease")
 #: The message header in which a task that comes back carries its `Tries`.
 TRIES_HEADER = "task_lease_tries"
 
+_OUTCOMES = frozenset({states.SUCCESS, states.FAILURE, states.RETRY})
 _TRACKS = "_track_started_after_acquire"
 # Native delayed delivery of a broker refuses less; the fraction it may lose.
 _LEAST_DELAY = 1.0
@@ -85,11 +86,21 @@ def start_after_acquire(task: type[Task[Any, Any]]) -> None:
         task.track_started = False
 
 
-def release_after(task: Task[Any, Any]) -> None:
-    """Release the lease of the run on top of the stack, whose outcome is stored."""
-    lease: Lease | None = task.request.get("lease")
-    if lease is not None:
-        lease.release()
+def release_after(task: Task[Any, Any], state: str | None) -> None:
+    """Release the lease of the run on top of the stack, whose outcome is stored.
+
+    Args:
+        task: The task.
+        state: The outcome; whoever runs a copy of the message shall know of it.
+    """
+    request = task.request
+    lease: Lease | None = request.get("lease")
+    if lease is None:
+        return
+    has_outcome = state in _OUTCOMES and not lease.lost
+    app_leases = AppLeases.of(task.app)
+    copied = has_outcome and app_leases.may_be_copied(task.acks_late, request.__dict__)
+    lease.release(remember=2 * app_leases.visibility_timeout if copied else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +126,8 @@ class _Run:
             return self._hold(admission.lease, lambda: call(*args, **kwargs))
         if isinstance(admission, Skip):
             return dict(admission.record)
+        if isinstance(admission, Finished):
+            raise Ignore
         return self._come_back(admission)
 
     def _claim(self, name: str) -> Claim:
@@ -127,15 +140,24 @@ class _Run:
             request.parent_id or "",
             request.retries or 0,
             self.queue,
+            may_be_copy=self._may_be_copy(),
         )
 
-    def _tries(self) -> Tries:
+    def _may_be_copy(self) -> bool:
+        info = self.request.delivery_info or {}
+        return bool(info.get("redelivered")) or self._carried() is not None
+
+    def _carried(self) -> tuple[int, ...] | None:
+        """Return what this attempt carried when it came back, None if it did not."""
         carried = self.request.get(TRIES_HEADER)
         if not isinstance(carried, (list, tuple)) or len(carried) != len(Tries()) + 1:
-            return Tries()
+            return None
         retries, *tries = carried
         # `self.retry()` hands the header on, but its next try starts afresh.
-        return Tries(*tries) if retries == self.request.retries else Tries()
+        return tuple(tries) if retries == self.request.retries else None
+
+    def _tries(self) -> Tries:
+        return Tries(*(self._carried() or ()))
 
     def _hold(self, lease: Lease, body: Callable[[], Any]) -> Any:
         self.request.lease = lease  # type: ignore[attr-defined]
@@ -144,7 +166,24 @@ class _Run:
             _note_start(self.task, self.request)
             return hold(lease, body, on_lost=on_lost, lost_error=_Lost)
         except _Lost as lost:
+            if self._runs_elsewhere(lease):
+                # The result belongs to the other run: no state, no callback, no event.
+                raise Ignore from lost
+            if isinstance(lost.__cause__, Retry):
+                # The body itself has sent the task again.
+                raise lost.__cause__ from lost
             raise LeaseLost(lost.name, lost.reason) from lost
+
+    def _runs_elsewhere(self, lease: Lease) -> bool:
+        try:
+            holder = self.app_leases.leases.look(lease.name)
+        except StoreUnavailable:
+            return False
+        return (
+            holder is not None
+            and holder.owner != lease.owner
+            and holder.holder.get("id") == self.request.id
+        )
 
     def _come_back(self, later: Later) -> Any:
         seconds = max(later.delay, _LEAST_DELAY)

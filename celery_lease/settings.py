@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,8 +25,9 @@ RECEIPT = "task_lease"
 
 # Beside the settings of a lease, which an app may set as defaults for its tasks.
 _OF_APP = frozenset(
-    {"url", "queues", "eager", "fence_life", "proof_of_death"},
+    {"url", "queues", "eager", "checks", "fence_life", "proof_of_death"},
 )
+_CHECKS = ("warn", "error", "off")
 # What two calls of a task have in common is a matter of the task alone.
 _DEFAULTS = frozenset(SETTINGS) - {"key"}
 _REDIS_URLS = ("redis://", "rediss://")
@@ -59,6 +61,7 @@ class AppLeases:
         settings = dict(_app_settings(app))
         queues = settings.pop("queues", None) or {}
         self.eager = bool(settings.pop("eager", False))
+        self.checks = _checked_choice("checks", settings.pop("checks", "warn"))
         of_store: dict[str, Any] = {
             name: settings.pop(name)
             for name in ("fence_life", "proof_of_death")
@@ -71,7 +74,12 @@ class AppLeases:
         self._queues = _checked_queues(queues)
         self._plans: dict[tuple[str, str], Plan | None] = {}
         self._routes: dict[tuple[str, str], str] | None = None
-        self.longest_delay = _longest_delay(app)
+        options = app.conf.get("broker_transport_options") or {}
+        timeout = options.get("visibility_timeout", _VISIBILITY_TIMEOUT)
+        #: Seconds after which a broker delivers again what is not acknowledged.
+        self.visibility_timeout = float(timeout)
+        #: Seconds that a task which comes back may be delayed at the most.
+        self.longest_delay = max(self.visibility_timeout * _SHARE, 1.0)
 
     @classmethod
     def of(cls, app: Celery) -> AppLeases:
@@ -128,6 +136,19 @@ class AppLeases:
                 for name, queue in self._app.amqp.queues.items()
             }
         return self._routes.get((exchange, routing_key), routing_key)
+
+    def may_be_copied(self, acks_late: object, request: Mapping[str, Any]) -> bool:
+        """Return whether the broker may have delivered a run's message again.
+
+        Args:
+            acks_late: Whether the message is acknowledged only after the run.
+            request: The request's fields, with what the main process wrote into it.
+        """
+        receipt = request.get(RECEIPT)
+        if acks_late or not isinstance(receipt, dict):
+            return bool(acks_late)
+        # Received, then kept back for its time to come, or for a free process.
+        return time.time() - float(receipt["received"]) > self.visibility_timeout
 
     def _new_plan(self, task: Task[Any, Any], queue: str) -> Plan:
         config = LeaseConfig().with_settings(
@@ -197,6 +218,13 @@ def _checked(
     return dict(settings)
 
 
+def _checked_choice(name: str, value: object) -> str:
+    if value not in _CHECKS:
+        rule = f"must be one of {', '.join(_CHECKS)}"
+        raise InvalidConfig(f"{PREFIX}{name}", value, rule)
+    return str(value)
+
+
 def _checked_queues(queues: object) -> dict[str, dict[str, object]]:
     rule = "must be a dictionary of queue names to dictionaries of settings"
     if not isinstance(queues, dict):
@@ -219,9 +247,3 @@ def _url(app: Celery) -> str:
         "must name the lease store, as neither result_backend nor broker_url is Redis"
     )
     raise InvalidConfig("lease_url", None, rule)
-
-
-def _longest_delay(app: Celery) -> float:
-    options = app.conf.get("broker_transport_options") or {}
-    timeout = options.get("visibility_timeout", _VISIBILITY_TIMEOUT)
-    return max(float(timeout) * _SHARE, 1.0)

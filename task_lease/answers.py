@@ -6,12 +6,13 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from task_lease.errors import Holder
 
-# The first element of two replies.
+# The first element of some replies.
 _PARKED = 2
+_DONE = 3
 _HELD = 2
 
 
@@ -52,6 +53,10 @@ class Parked(NamedTuple):
     arrival: str
 
 
+class Done(NamedTuple):
+    """An acquire by a copy of a task whose outcome is stored: nothing is to be run."""
+
+
 class Handed(NamedTuple):
     """A parked job that was handed over: the lease's name, and who the job is."""
 
@@ -73,11 +78,32 @@ class Released(NamedTuple):
     handed: Handed | None = None
 
 
+class StoreFacts(NamedTuple):
+    """What a store says about itself.
+
+    Attributes:
+        product: ``"redis"`` or ``"valkey"``.
+        version: Its version.
+        eviction: What it does when its memory is full; empty if it does not tell.
+        clock: Its clock, in seconds since 1970.
+    """
+
+    product: str
+    version: tuple[int, ...]
+    eviction: str
+    clock: float
+
+
 class Held(NamedTuple):
     """Who holds a lease beside which jobs are parked."""
 
     owner: str
     holder: Holder
+
+
+def granted_refused_or_done(reply: Sequence[Any]) -> Granted | Refused | Done:
+    """Read the reply of an acquire that may be a copy's."""
+    return Done() if reply[0] == _DONE else granted_or_refused(reply)
 
 
 def granted_or_refused(reply: Sequence[Any]) -> Granted | Refused:
@@ -121,6 +147,18 @@ def released_or_held(reply: Sequence[Any]) -> Released | Held:
     if reply[0] == _HELD:
         return Held(text_of(reply[1]), holder_of(text_of(reply[2])))
     return released(reply)
+
+
+def facts_from(info: Mapping[str, Any], clock: Sequence[Any]) -> StoreFacts:
+    """Read the reply of INFO and TIME; a Valkey also tells a version of Redis."""
+    product = "valkey" if "valkey_version" in info else "redis"
+    numbers = str(info.get(f"{product}_version", "")).split(".")
+    return StoreFacts(
+        product,
+        tuple(int(number) for number in numbers if number.isdigit()),
+        str(info.get("maxmemory_policy", "")),
+        int(clock[0]) + int(clock[1]) / 1e6,
+    )
 
 
 def holder_of(record: str) -> Holder:

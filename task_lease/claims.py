@@ -82,6 +82,7 @@ class Claim(NamedTuple):
         queue: The queue from which it came.
         parents: The ids of more tasks from which this one may follow.
         park: How it is parked beside the lease, None where that is not possible.
+        may_be_copy: Whether another delivery of the same attempt may have run.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Claim(NamedTuple):
     queue: str = ""
     parents: tuple[str, ...] = ()
     park: Park | None = None
+    may_be_copy: bool = False
 
     @property
     def entry(self) -> str:

@@ -7,7 +7,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from task_lease.answers import Granted, Held, Refused, Released
+from task_lease.answers import Done, Granted, Held, Refused, Released
 from task_lease.claims import (
     Claim,
     Conflict,
@@ -18,13 +18,13 @@ from task_lease.claims import (
 )
 from task_lease.config import check_seconds, check_ttl
 from task_lease.connection import REQUEST_TIMEOUT, client_for
-from task_lease.errors import LeaseConflict, StoreUnavailable
+from task_lease.errors import AlreadyDone, LeaseConflict, StoreUnavailable
 from task_lease.heartbeat import Heartbeat
 from task_lease.host import is_proven_dead, this_process
-from task_lease.keys import lease_keys
+from task_lease.keys import done_key, lease_keys
 from task_lease.lease import Lease, boottime
 from task_lease.observers import Announcer, event_of_handed, log_event
-from task_lease.scripts import Place, Store
+from task_lease.scripts import Outcome, Place, Store
 from task_lease.waiting import Wakeups
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import redis
 
-    from task_lease.answers import Parked
+    from task_lease.answers import Parked, StoreFacts
     from task_lease.claims import Park
     from task_lease.errors import Holder
     from task_lease.observers import LeaseEvent, Observer
@@ -140,6 +140,7 @@ class Leases:
         """Ask once, in one round trip, and take over from a proven-dead holder.
 
         Raises:
+            AlreadyDone: If the claim is a copy of a task that has an outcome.
             StoreUnavailable: If no usable answer came.
         """
         return self._ask(claim, _new_owner(), None)
@@ -152,6 +153,7 @@ class Leases:
             patience: Says after each conflict how long may still be waited.
 
         Raises:
+            AlreadyDone: If the claim is a copy of a task that has an outcome.
             LeaseConflict: If patience ends first.
             StoreUnavailable: If the store cannot be used.
         """
@@ -188,6 +190,14 @@ class Leases:
             StoreUnavailable: If the store cannot be used.
         """
         return self._store.peek(lease_keys(name))
+
+    def facts(self) -> StoreFacts:
+        """Return what the store says about itself.
+
+        Raises:
+            StoreUnavailable: If the store cannot be used.
+        """
+        return self._store.facts()
 
     def is_seen_by(self, client: redis.Redis) -> bool:
         """Return whether a client reads what is written here: one server, one database.
@@ -313,9 +323,13 @@ class Leases:
         while True:
             asked_at = self._clock()
             entry = claim.entry
-            reply = self._store.acquire(keys, owner, claim.ttl, record, place, entry)
+            reply = self._store.acquire(
+                keys, owner, claim.ttl, record, place, entry, _copy_of(claim)
+            )
             if isinstance(reply, Granted):
                 return self._granted(claim, owner, reply, asked_at, began_at)
+            if isinstance(reply, Done):
+                raise AlreadyDone(claim.name, claim.id)
             if takeovers == _MOST_TAKEOVERS or not self._is_dead(reply.holder):
                 return _conflict(claim, reply)
             takeovers += 1
@@ -390,6 +404,12 @@ class Leases:
 def _conflict(claim: Claim, refused: Refused) -> Conflict:
     error = LeaseConflict(claim.name, refused.holder, refused.remaining)
     return Conflict(refused, error)
+
+
+def _copy_of(claim: Claim) -> Outcome | None:
+    if not claim.may_be_copy:
+        return None
+    return Outcome(done_key(claim.name, claim.id), claim.attempt, 0.0)
 
 
 def _new_owner() -> str:

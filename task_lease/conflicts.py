@@ -88,7 +88,12 @@ class Later:
     error: LeaseConflict | StoreUnavailable
 
 
-Admission: TypeAlias = Run | Skip | Later
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Do nothing at all: this is a copy of an attempt whose outcome is stored."""
+
+
+Admission: TypeAlias = Run | Skip | Later | Finished
 
 
 class Decision:

@@ -99,4 +99,7 @@ def _bounded(client: Any, timeout: float) -> redis.Redis:
         socket_connect_timeout=timeout,
         retry=Retry(NoBackoff(), 0),
     )
-    return redis.Redis(connection_pool=copy)
+    ours = redis.Redis(connection_pool=copy)
+    # Nobody else has the pool, so its connections end with the client.
+    ours.auto_close_connection_pool = True
+    return ours

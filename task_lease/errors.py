@@ -92,6 +92,19 @@ class LeaseConflict(LeaseError):
         return f"{self.name} is held by {held_by}, {self.remaining:.1f} s left"
 
 
+class AlreadyDone(LeaseError):
+    """The task is a copy of one whose outcome is stored: it must not run again."""
+
+    def __init__(self, name: str = "", task_id: str = "") -> None:
+        super().__init__(name, task_id)
+        self.name = name
+        self.task_id = task_id
+
+    @override
+    def __str__(self) -> str:
+        return f"task {self.task_id} has run under {self.name} already"
+
+
 class LeaseLost(LeaseError):
     """The lease is no longer ours, so the work under it must stop.
 

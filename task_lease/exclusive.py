@@ -14,13 +14,14 @@ from task_lease.config import LONGEST_DELAY
 from task_lease.conflicts import (
     Admission,
     Decision,
+    Finished,
     Later,
     Run,
     Skip,
     SkipRecord,
     Tries,
 )
-from task_lease.errors import LeaseLost, StoreUnavailable
+from task_lease.errors import AlreadyDone, LeaseLost, StoreUnavailable
 from task_lease.interrupt import interrupt_here
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admission",
+    "Finished",
     "Later",
     "Run",
     "Skip",
@@ -85,6 +87,8 @@ def admit(
         if isinstance(answer, Conflict):
             return decision.on(answer)
         return Run(answer)
+    except AlreadyDone:
+        return Finished()
     except StoreUnavailable as error:
         return decision.without_store(error)
 

@@ -12,8 +12,9 @@ from typing_extensions import override
 
 from task_lease.answers import Released
 from task_lease.errors import LeaseLost, StoreUnavailable
+from task_lease.keys import done_key
 from task_lease.observers import LeaseEvent, event_of_handed
-from task_lease.scripts import Renewal
+from task_lease.scripts import Outcome, Renewal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,8 +186,12 @@ class Lease:
         if isinstance(reply, StoreUnavailable):
             raise reply
 
-    def release(self) -> bool:
+    def release(self, *, remember: float = 0.0) -> bool:
         """End the lease. Doing it twice, or in a forked child, does nothing.
+
+        Args:
+            remember: Seconds for which the store remembers that this attempt of the
+                holder's task has an outcome, so that no copy of it runs; 0 does not.
 
         Returns:
             Whether it was still ours. A store that does not answer counts as a yes,
@@ -198,7 +203,8 @@ class Lease:
             return True
         self._end(self)
         try:
-            done = self._store.release(self._keys, self.owner)
+            outcome = self._outcome(remember) if remember else None
+            done = self._store.release(self._keys, self.owner, outcome)
         except StoreUnavailable as error:
             done = Released(mine=True, problem=str(error))
         if done.mine:
@@ -288,6 +294,10 @@ class Lease:
             if passes and threading.current_thread() is self.thread:
                 raise
             logger.exception("What was to be called on the loss of %r failed", self)
+
+    def _outcome(self, life: float) -> Outcome:
+        key = done_key(self.name, self.holder.get("id", ""))
+        return Outcome(key, self.holder.get("attempt", 0), life)
 
     def _finish(self) -> bool:
         with self._mutex:

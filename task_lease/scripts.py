@@ -18,7 +18,9 @@ from redis.exceptions import ConnectionError as StoreConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
 from task_lease.answers import (
+    facts_from,
     granted_or_refused,
+    granted_refused_or_done,
     granted_refused_or_parked,
     released,
     released_or_held,
@@ -32,7 +34,15 @@ if TYPE_CHECKING:
 
     import redis
 
-    from task_lease.answers import Granted, Held, Parked, Refused, Released
+    from task_lease.answers import (
+        Done,
+        Granted,
+        Held,
+        Parked,
+        Refused,
+        Released,
+        StoreFacts,
+    )
     from task_lease.keys import LeaseKeys
 
 T = TypeVar("T")
@@ -65,6 +75,20 @@ class Place(NamedTuple):
     channel: str
     patience: float
     arrival: str = ""
+
+
+class Outcome(NamedTuple):
+    """An attempt of a task whose outcome is stored, or may be.
+
+    Attributes:
+        key: Where this is remembered.
+        attempt: Which attempt of the task it is.
+        life: Seconds that it is remembered.
+    """
+
+    key: str
+    attempt: int
+    life: float
 
 
 class Renewal(NamedTuple):
@@ -105,7 +129,7 @@ class Store:
         self.client = client
         self._life = milliseconds(fence_life)
 
-    def acquire(
+    def acquire(  # noqa: PLR0913, PLR0917 - the operation has as many
         self,
         keys: LeaseKeys,
         owner: str,
@@ -113,7 +137,8 @@ class Store:
         record: str,
         place: Place | None = None,
         entry: str = "",
-    ) -> Granted | Refused:
+        copy_of: Outcome | None = None,
+    ) -> Granted | Refused | Done:
         """Ask for a lease, or for a place in its queue where it is held.
 
         Args:
@@ -123,13 +148,14 @@ class Store:
             record: What others read about the holder.
             place: How to stand in the queue of those who wait; None does not.
             entry: What stands for us when parked, empty if we never are.
+            copy_of: What we may be a copy of; None if we are none.
 
         Raises:
             StoreUnavailable: If no answer came; the lease may be ours or not.
         """
         waits = place or ("", 0.0, "")
-        call = self._acquiring(keys, owner, ttl, record, waits, entry)
-        return self._twice("acquire", lambda: granted_or_refused(call()))
+        call = self._acquiring(keys, owner, ttl, record, waits, entry, "", copy_of)
+        return self._twice("acquire", lambda: granted_refused_or_done(call()))
 
     def park(
         self,
@@ -155,16 +181,28 @@ class Store:
                 may be parked.
         """
         waits = ("", 0.0, "")
-        call = self._acquiring(keys, owner, ttl, record, waits, entry, details)
+        call = self._acquiring(keys, owner, ttl, record, waits, entry, details, None)
         return self._twice("acquire", lambda: granted_refused_or_parked(call()))
 
-    def release(self, keys: LeaseKeys, owner: str) -> Released:
+    def release(
+        self, keys: LeaseKeys, owner: str, outcome: Outcome | None = None
+    ) -> Released:
         """End a lease if it is the owner's, and leave its queue if it only waits.
+
+        Args:
+            keys: The lease's keys.
+            owner: Whose lease it is.
+            outcome: What is remembered to be done, so that no copy of it runs again.
 
         Raises:
             StoreUnavailable: If no answer came; the lease then ends by its ttl.
         """
-        call = self._caller(RELEASE, keys, owner, _draw(), self._life)
+        args: tuple[str | int, ...] = (owner, _draw(), self._life)
+        if outcome is None:
+            call = self._caller(RELEASE, keys, *args)
+        else:
+            remembered = (outcome.attempt, milliseconds(outcome.life))
+            call = self._caller(RELEASE, (*keys, outcome.key), *args, *remembered)
         calls: list[Any] = []
 
         def release() -> Released:
@@ -257,6 +295,18 @@ class Store:
 
         return self._twice("peek", call)
 
+    def facts(self) -> StoreFacts:
+        """Return what the store says about itself.
+
+        Raises:
+            StoreUnavailable: If no usable answer came.
+        """
+
+        def call() -> StoreFacts:
+            return facts_from(self.client.info(), self.client.time())
+
+        return self._twice("info", call)
+
     def is_seen_by(self, client: redis.Redis) -> bool:
         """Return whether a client reads what is written here.
 
@@ -271,20 +321,25 @@ class Store:
 
         return self._twice("probe", call)
 
-    def _acquiring(
+    def _acquiring(  # noqa: PLR0913, PLR0917 - the operation has as many
         self,
         keys: LeaseKeys,
         owner: str,
         ttl: float,
         record: str,
         waits: tuple[str, float, str],
-        *parks: str,
+        entry: str,
+        details: str,
+        copy_of: Outcome | None,
     ) -> Callable[[], Any]:
         channel, patience, arrival = waits
-        entry, details = (*parks, "", "")[:2]
+        more_keys = (PARKED_INDEX,) if details else ()
+        more_args: tuple[int, ...] = ()
+        if copy_of is not None:
+            more_keys, more_args = (copy_of.key,), (copy_of.attempt,)
         return self._caller(
             ACQUIRE,
-            (*keys, PARKED_INDEX) if details else keys,
+            (*keys, *more_keys),
             owner,
             milliseconds(ttl),
             record,
@@ -295,6 +350,7 @@ class Store:
             arrival,
             entry,
             details,
+            *more_args,
         )
 
     def _renew_all(self, renewals: Sequence[Renewal]) -> list[object]:

@@ -3,6 +3,8 @@
 -- KEYS  1..6 as in shared.lua
 --       7 index            set of the leases beside which something is parked;
 --                          only where this may park
+--      or done             string, the last attempt of this task that has an outcome;
+--                          only with argument 11
 -- ARGV  1 owner            unique per acquisition
 --       2 ttl              ms
 --       3 record           JSON, who the holder is
@@ -17,9 +19,12 @@
 --                          run this is, its registry, the list of popped jobs, the
 --                          score among the deferred); counts and limit say whether
 --                          this counts as a conflict, and how many there may be
+--      11 attempt          which attempt of the task this is, if it may be a copy of
+--                          one that is done; left out if it is none
 -- Returns {1, fence}
 --      or {0, remaining ms, ttl ms, fence, owner, record, arrival} of the holder
 --      or {2, arrival} if it was parked; arrival "" = its job is gone or called off.
+--      or {3} if this attempt, or a later one, is done.
 -- Repeating it gives the same answer: "already mine" and "already parked" are kept.
 
 local me, ttl, record, random, life = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -70,6 +75,13 @@ local function grant(fence, handed, in_line)
     redis.call('DEL', KEYS[6])
   end
   return {1, fence}
+end
+
+if ARGV[11] then
+  local done = redis.call('GET', KEYS[7])
+  if done and tonumber(done) >= tonumber(ARGV[11]) then
+    return {3}
+  end
 end
 
 local stored = redis.call('MGET', KEYS[1], KEYS[2], KEYS[6])
