@@ -70,8 +70,8 @@ def run_alone(
     if isinstance(admission, Later):
         comeback.note(job, admission.tries)
         return Retry(max=sys.maxsize, interval=max(math.ceil(admission.delay), 1))
-    if isinstance(admission, Skip):
-        return dict(admission.record)
+    if not isinstance(admission, Run):
+        return dict(admission.record) if isinstance(admission, Skip) else None
     try:
         body = functools.partial(_call, function, args, kwargs)
         return hold(admission.lease, body, on_lost=config.on_lost)

@@ -8,6 +8,7 @@ in its own step, since it would have to know RQ's version, is done here.
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,25 @@ def forget_execution(worker: BaseWorker, job: Job, *execution: Any) -> None:
     """
     with worker.connection.pipeline() as pipeline:
         worker.cleanup_execution(job, pipeline, *execution)
+        pipeline.execute()
+
+
+def prolong_execution(
+    worker: BaseWorker, job: Job, seconds: float, *execution: Any
+) -> None:
+    """Let RQ take the run of a job for abandoned only so much later.
+
+    Args:
+        worker: The worker that runs it.
+        job: The job.
+        seconds: How long it waits beside its own time.
+        *execution: The run, where RQ's version hands it around.
+    """
+    run: Any = execution[0] if execution else worker.execution
+    ttl = worker.get_heartbeat_ttl(job) + math.ceil(seconds)
+    with worker.connection.pipeline() as pipeline:
+        worker.heartbeat(ttl, pipeline=pipeline)
+        run.heartbeat(job.started_job_registry, ttl, pipeline=pipeline)
         pipeline.execute()
 
 

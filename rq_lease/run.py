@@ -9,12 +9,26 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ConnectionError as JobsUnavailable
 
 from rq_lease.guard import Guard, claim_of, guarding
-from rq_lease.parking import come_back, forget_execution, park_of
+from rq_lease.parking import (
+    come_back,
+    forget_execution,
+    park_of,
+    prolong_execution,
+)
 from rq_lease.report import tell_worker
 from rq_lease.tries import Comeback
 from task_lease.answers import Parked
 from task_lease.errors import LeaseLost, StoreUnavailable
-from task_lease.exclusive import Later, Run, Skip, Tries, admit, admit_or_park, hold
+from task_lease.exclusive import (
+    Finished,
+    Later,
+    Run,
+    Skip,
+    Tries,
+    admit,
+    admit_or_park,
+    hold,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +44,8 @@ if TYPE_CHECKING:
 
 # Seconds between two looks whether the store is back, at the most.
 _LONGEST_PAUSE = 5.0
+# Seconds between two attempts to schedule a job while RQ's own server is away.
+_PAUSE = 1.0
 
 
 class JobRun:
@@ -72,9 +88,9 @@ class JobRun:
             return True
         if isinstance(admission, Later):
             self._come_back(admission)
-        elif isinstance(admission, Parked):
+        elif isinstance(admission, (Parked, Finished)):
             forget_execution(self._worker, self._job, *self._execution)
-        return not isinstance(admission, (Later, Parked))
+        return admission is None or isinstance(admission, (Run, Skip))
 
     def check(self) -> None:
         """Look at the clock once more, before the outcome is stored.
@@ -129,8 +145,7 @@ class JobRun:
 
     def _admit(self, claim: Claim, config: LeaseConfig) -> Admission | Parked:
         if config.on_conflict == "wait" or callable(config.on_conflict):
-            # That time is none of the job's, on which the worker keeps an eye.
-            tell_worker(waits=config.wait)
+            self._allow(config.wait)
         tries = Tries() if claim.park else Comeback.of(self._job).tries
         leases = self._worker.leases
         if claim.park is None:
@@ -143,7 +158,15 @@ class JobRun:
             if not isinstance(admission, Later):
                 return admission
             tries = admission.tries
-            _pause(admission.delay)
+            tell_worker(waits=admission.delay)
+            threading.Event().wait(admission.delay)
+
+    def _allow(self, seconds: float) -> None:
+        """Let a wait be none of the job's own time, on which others keep an eye."""
+        tell_worker(waits=seconds)
+        if not self._worker.is_horse:
+            # Nobody else says meanwhile that this run lives.
+            prolong_execution(self._worker, self._job, seconds, *self._execution)
 
     def _perform_under(self, lease: Lease, config: LeaseConfig) -> None:
         self._lease = lease
@@ -187,14 +210,10 @@ class JobRun:
                 come_back(self._worker, self._job, self._queue, later, *self._execution)
             except JobsUnavailable as error:
                 self._worker.log.warning("Job %s has to wait: %s", self._job.id, error)
-                _pause(1.0)
+                tell_worker(waits=_PAUSE)
+                threading.Event().wait(_PAUSE)
             else:
                 return
-
-
-def _pause(seconds: float) -> None:
-    tell_worker(waits=seconds)
-    threading.Event().wait(seconds)
 
 
 def _raise(error: Exception) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -58,7 +59,7 @@ class Leasing(BaseWorker):
     _job: Job | None = None
     _run: JobRun | None = None
     _lease_name: str | None = None
-    _allowed: float = 0.0
+    _allowed: int = 0
 
     @property
     def lease_settings(self) -> WorkerSettings:
@@ -128,7 +129,7 @@ class Leasing(BaseWorker):
     def execute_job(self, job: Job, queue: Queue) -> None:
         """Execute a job, and end the lease of a horse that was killed."""
         self._job, self._report, self._lease_name = job, HorseReport(), None
-        self._allowed = 0.0
+        self._allowed = 0
         try:
             super().execute_job(job, queue)
         finally:
@@ -185,7 +186,7 @@ class Leasing(BaseWorker):
         if self._allowed and job.timeout:
             # It may be put into its queue again as it is.
             job.timeout -= self._allowed
-            self._allowed = 0.0
+            self._allowed = 0
         if self._is_not_ours(job, execution):
             given = () if execution is None else (execution,)
             forget_execution(self, job, *given)
@@ -208,9 +209,9 @@ class Leasing(BaseWorker):
             if "lease" in fact:
                 self._lease_name = fact["lease"]
             if "waits" in fact and self._job is not None:
-                self._allow(self._job, float(fact["waits"]))
+                self._allow(self._job, math.ceil(fact["waits"]))
 
-    def _allow(self, job: Job, seconds: float) -> None:
+    def _allow(self, job: Job, seconds: int) -> None:
         # A copy of the horse's job: beyond its timeout, the worker kills the horse.
         if job.timeout and job.timeout > 0:
             job.timeout += seconds

@@ -1,10 +1,26 @@
-"""Fixtures for RQ: workers as processes, a queue, and the history of the runs."""
+"""Fixtures of both adapters: those for Celery have a module of their own."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+from adapters.celery_fixtures import (  # noqa: F401 - pytest finds them here
+    app,
+    celery_backend_cluster,
+    celery_broker_cluster,
+    celery_server,
+    celery_settings,
+    celery_setup_cls,
+    celery_setup_config,
+    celery_worker_cluster,
+    journal,
+    shared_workers,
+    start_worker,
+    store,
+    worker_specs,
+    workers,
+)
 from adapters.rq_workers import Workers
 from rq import Queue
 

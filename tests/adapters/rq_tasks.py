@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from histories import recorded
 from rq import Queue, Retry, get_current_job
 
-from rq_lease import LeaseSimpleWorker, LeaseWorker, current_lease, exclusive
+from rq_lease import LeaseSimpleWorker, LeaseWorker, current_lease, exclusive, job
 from task_lease.keys import lease_keys
 
 if TYPE_CHECKING:
@@ -164,3 +164,23 @@ def return_retry(path: str, key: str, times: int) -> Retry | str:
     if len(Path(path).read_text().splitlines()) <= times:
         return Retry(max=times, interval=0)
     return "done"
+
+
+def child(tenant: int) -> int:
+    """Do nothing, as what another job has sent."""
+    return tenant
+
+
+def send_child() -> None:
+    """Send a job from a job, through the decorator."""
+    current = get_current_job()
+    assert current is not None
+    sender = job(current.origin, current.connection, meta={"tenant": 7})
+    sender(child).delay(7, job_id="the-child")
+
+
+@exclusive(ttl=TTL, on_conflict="skip", key=())
+def hold_and_run(path: str, log: str, seconds: float) -> None:
+    """Say who runs, then run."""
+    say_pid(path)
+    run(log, "a", seconds)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from harness import eventually
+from rq.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,17 @@ if TYPE_CHECKING:
     from harness import Process
     from rq.job import Job
 
+RQ3 = int(VERSION.split(".", maxsplit=1)[0]) > 2
 LEASE_WORKER = "rq_lease.LeaseWorker"
+#: The worker classes that know leases, for tests of each.
+CLASSES = [
+    LEASE_WORKER,
+    "rq_lease.LeaseSimpleWorker",
+    pytest.param(
+        "rq_lease.LeaseSpawnWorker",
+        marks=pytest.mark.skipif(not RQ3, reason="RQ 2 cannot"),
+    ),
+]
 #: Seconds in which a job must be done, on a busy machine.
 PATIENCE = 30.0
 

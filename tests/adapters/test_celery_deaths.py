@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import redis
     from adapters.celery_journal import Begun, Journal
     from adapters.celery_nodes import WorkerContainer
-    from adapters.conftest import StartWorker
+    from adapters.celery_fixtures import StartWorker
 
 pytestmark = [pytest.mark.fault, pytest.mark.usefixtures("app")]
 

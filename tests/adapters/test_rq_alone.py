@@ -1,10 +1,28 @@
 from __future__ import annotations
 
-IMPORTS
+from typing import TYPE_CHECKING
+
+import pytest
+from adapters import rq_tasks
+from adapters.rq_workers import Workers, wait_for
+from rq.job import Job
+
+from task_lease import Leases
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import redis
+    from rq import Queue
+
 
 @pytest.mark.parametrize("worker_class", ["rq.Worker", "rq.SimpleWorker"])
 def test_decorated_job_takes_its_lease_when_the_worker_knows_none(
-    rq_workers: Workers, rq_queue: Queue, history: Path, client: redis.Redis, worker_class: str
+    rq_workers: Workers,
+    rq_queue: Queue,
+    history: Path,
+    client: redis.Redis,
+    worker_class: str,
 ) -> None:
     rq_workers.start(worker_class=worker_class)
 
@@ -47,5 +65,4 @@ def test_decorated_job_is_scheduled_when_it_has_waited_in_place(
     lease.release()
 
     assert wait_for(job, "finished", "failed") == "finished"
-    job.refresh()
-    assert not job.number_of_retries
+    assert not Job.fetch(job.id, rq_queue.connection).number_of_retries

@@ -4,7 +4,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
 from rq import Queue
 from rq.job import Job, JobStatus
 
@@ -18,6 +17,8 @@ from task_lease.keys import PARKED_INDEX, lease_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import redis
 
 
 NAME = "invoices:7"
@@ -164,8 +165,7 @@ def test_job_keeps_its_place_when_it_conflicts_again(
     lease = hold(leases)
 
     assert isinstance(park(leases, claim_for(first, queue, "again")), Parked)
-    queue.empty()
-    first.save()
+    client.delete(queue.key)
     lease.release()
 
     assert client.lrange(queue.key, 0, -1) == [first.id.encode()]
@@ -530,37 +530,36 @@ def test_waiter_and_job_are_served_in_order_of_arrival(
     assert second.get_status() == JobStatus.QUEUED
 
 
+def release_each_round(
+    barrier: threading.Barrier, held: list[Lease], rounds: int
+) -> None:
+    for _ in range(rounds):
+        barrier.wait()
+        held.pop().release()
+        barrier.wait()
+        barrier.wait()
+
+
 def test_no_wake_up_is_lost_when_parking_races_with_release(
     url: str, queue: Queue, client: redis.Redis
 ) -> None:
     rounds = 2000
     one, two = Leases(url), Leases(url)
-    jobs = [queue.enqueue(nothing) for _ in range(20)]
-    queue.empty()
-    for job in jobs:
-        job.save()
+    claims = [claim_for(popped(queue), queue, str(n)) for n in range(rounds)]
     barrier = threading.Barrier(2, timeout=30)
     held = [hold(one)]
-
-    def release() -> None:
-        for _ in range(rounds):
-            barrier.wait()
-            held.pop().release()
-            barrier.wait()
-            barrier.wait()
-
-    releaser = threading.Thread(target=release)
+    releasing = (barrier, held, rounds)
+    releaser = threading.Thread(target=release_each_round, args=releasing)
     releaser.start()
     parked_at_all = 0
-    for number in range(rounds):
-        job = jobs[number % len(jobs)]
-        claim = claim_for(job, queue, str(number))
+
+    for claim in claims:
         barrier.wait()
         answer = park(two, claim)
         barrier.wait()
         if isinstance(answer, Parked):
             parked_at_all += 1
-            assert client.lpop(queue.key) == job.id.encode()
+            assert client.lpop(queue.key) == claim.id.encode()
             answer = one.ask(claim)
         assert isinstance(answer, Lease)
         held.append(answer)

@@ -1,10 +1,32 @@
 from __future__ import annotations
 
-IMPORTS
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from adapters import rq_tasks
+from adapters.rq_workers import CLASSES, PATIENCE, Workers, pid_in, wait_for
+from harness import eventually
+from histories import find_falling_fences, find_overlaps, read_history
+from rq import Queue, Repeat, Retry
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from task_lease import Leases
+from task_lease.keys import lease_keys
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import redis
+
 
 @pytest.mark.parametrize("worker_class", CLASSES)
 def test_job_runs_under_its_lease_on_each_worker(
-    rq_workers: Workers, rq_queue: Queue, history: Path, client: redis.Redis, worker_class: str
+    rq_workers: Workers,
+    rq_queue: Queue,
+    history: Path,
+    client: redis.Redis,
+    worker_class: str,
 ) -> None:
     rq_workers.start(worker_class=worker_class)
 
@@ -15,6 +37,12 @@ def test_job_runs_under_its_lease_on_each_worker(
     eventually(
         lambda: not client.exists("tl1:{run:a}"), PATIENCE, "the lease is released"
     )
+
+
+def record_of(job: Job) -> dict[str, Any]:
+    record = job.return_value()
+    assert isinstance(record, dict)
+    return record
 
 
 def test_duplicate_is_skipped_with_a_record_and_dependents_go_on(
@@ -29,7 +57,7 @@ def test_duplicate_is_skipped_with_a_record_and_dependents_go_on(
     dependent = rq_queue.enqueue(rq_tasks.run, str(history), "b", depends_on=skipped)
 
     assert wait_for(dependent, "finished", "failed") == "finished"
-    record = skipped.return_value()
+    record = record_of(skipped)
     assert record["skipped"] is True
     assert record["lease"] == "run:a"
     assert record["holder"]["id"] == holder.id
@@ -47,8 +75,7 @@ def test_duplicate_fails_with_conflict_and_rq_tries_it_again(
     job = rq_queue.enqueue(rq_tasks.run_or_raise, str(history), "a", retry=Retry(max=1))
 
     assert wait_for(job, "finished", "failed") == "failed"
-    job.refresh()
-    assert job.retries_left == 0
+    assert Job.fetch(job.id, rq_queue.connection).retries_left == 0
     result = job.latest_result()
     assert result is not None
     assert "LeaseConflict" in (result.exc_string or "")
@@ -70,7 +97,11 @@ def test_duplicate_waits_longer_than_its_own_timeout(
 
 @pytest.mark.parametrize("worker_class", CLASSES)
 def test_duplicate_is_parked_and_runs_when_the_lease_ends(
-    rq_workers: Workers, rq_queue: Queue, history: Path, tmp_path: Path, worker_class: str
+    rq_workers: Workers,
+    rq_queue: Queue,
+    history: Path,
+    tmp_path: Path,
+    worker_class: str,
 ) -> None:
     for _ in range(2):
         rq_workers.start(worker_class=worker_class)
@@ -126,7 +157,9 @@ def test_dependents_of_one_key_run_one_after_the_other(
 
     last = rq_queue.enqueue(rq_tasks.run_or_skip, str(history), "a", 0.1)
     for _ in range(5):
-        last = rq_queue.enqueue(rq_tasks.run_or_skip, str(history), "a", depends_on=last)
+        last = rq_queue.enqueue(
+            rq_tasks.run_or_skip, str(history), "a", depends_on=last
+        )
 
     wait_for(last, "finished")
     assert len(read_history(history)) == 6
@@ -206,11 +239,11 @@ def test_json_serializer_carries_jobs_and_records(
     lease = Leases(url).try_acquire("run:a")
     assert lease is not None
 
-    skipped = rq_queue.enqueue(rq_tasks.run_or_skip, str(history), "a")
-    retried = rq_queue.enqueue(rq_tasks.run_or_retry, str(history), "a")
+    skipped = queue.enqueue(rq_tasks.run_or_skip, str(history), "a")
+    retried = queue.enqueue(rq_tasks.run_or_retry, str(history), "a")
 
     wait_for(skipped, "finished")
-    assert skipped.return_value()["lease"] == "run:a"
+    assert record_of(skipped)["lease"] == "run:a"
     wait_for(retried, "deferred")
     lease.release()
     assert wait_for(retried, "finished", "failed") == "finished"

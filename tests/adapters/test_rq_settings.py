@@ -1,6 +1,17 @@
 from __future__ import annotations
 
-IMPORTS
+from typing import TYPE_CHECKING
+
+import pytest
+from adapters import rq_tasks
+from adapters.rq_workers import PATIENCE, RQ3, Workers, wait_for
+from rq import Queue
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import redis
+
 
 def test_plain_job_is_leased_when_its_queue_is_configured_by_variable(
     rq_workers: Workers, rq_queue: Queue, history: Path

@@ -141,8 +141,7 @@ def test_leases_of_different_ttls_all_live(make_leases: MakeLeases) -> None:
         leases.acquire(f"invoice:{ttl}", ttl=ttl) for ttl in (0.5, 0.7, 1.3, 7, 3600)
     ]
 
-    eventually(lambda: boottime() > held[0].trusted_until - 0.2, 5, "a beat")
-    until = boottime() + 2
+    until = boottime() + 2.5
     while boottime() < until:
         for lease in held:
             lease.check()
@@ -261,7 +260,7 @@ def test_risk_passes_when_the_store_answers_in_time(
 def test_lease_survives_a_restart_of_the_store_within_its_ttl(
     private_server: Server, make_leases: MakeLeases, events: Events
 ) -> None:
-    lease = make_leases(private_server.url(), ttl=6).acquire("invoice:42")
+    lease = make_leases(private_server.url(), ttl=3).acquire("invoice:42")
     events.await_kind("renewed")
     beats = events.kinds().count("renewed")
 
