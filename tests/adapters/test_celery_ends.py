@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from adapters import celery_ends as ends
+from adapters import celery_tasks as tasks
 from adapters.celery_journal import PATIENCE
 from adapters.celery_nodes import WorkerSpec
 from celery import states
@@ -37,7 +38,7 @@ def wait_released(store: redis.Redis, begun: Begun) -> None:
     eventually(lambda: not store.exists(key), AT_ONCE, "the lease has ended")
 
 
-def send(task: ends.Observed, *args: object) -> AsyncResult[object]:
+def send(task: tasks.Observed, *args: object) -> AsyncResult[object]:
     return task.apply_async(args, queue="ends")
 
 
@@ -60,7 +61,7 @@ def test_lease_ends_at_once_however_the_body_ends(
 
 @pytest.mark.parametrize("task", [ends.stop_softly, ends.stop_hard, ends.stop_never])
 def test_lease_ends_at_once_when_a_time_limit_strikes(
-    journal: Journal, store: redis.Redis, task: ends.Observed
+    journal: Journal, store: redis.Redis, task: tasks.Observed
 ) -> None:
     result = send(task, journal.log, "k")
     begun = journal.wait_begun("k")
@@ -80,7 +81,8 @@ def test_lease_ends_at_once_when_task_is_terminated(
     app.control.revoke(result.id, terminate=True, signal=sent)
 
     wait_released(store, begun)
-    eventually(lambda: result.state == states.REVOKED, PATIENCE, "it is revoked")
+    # Its stub does not know the state.
+    eventually(lambda: str(result.state) == "REVOKED", PATIENCE, "it is revoked")
 
 
 def test_revoked_task_never_takes_a_lease(
@@ -98,7 +100,7 @@ def test_revoked_task_never_takes_a_lease(
 
 @pytest.mark.parametrize("task", [ends.requeue_once, ends.die_once])
 def test_message_that_went_back_runs_again_under_a_new_lease(
-    journal: Journal, store: redis.Redis, task: ends.Observed
+    journal: Journal, store: redis.Redis, task: tasks.Observed
 ) -> None:
     result = send(task, journal.log, "k")
 
