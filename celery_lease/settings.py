@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -165,7 +166,7 @@ def task_settings(task: type[Task[Any, Any]]) -> dict[str, object]:
     """Return the ``lease_`` attributes of a task's class, without the prefix.
 
     Raises:
-        InvalidConfig: If one of them is no setting.
+        InvalidConfig: If one of them is no setting or its value not allowed.
     """
     found = {
         name.removeprefix(PREFIX): getattr(task, name)
@@ -173,8 +174,21 @@ def task_settings(task: type[Task[Any, Any]]) -> dict[str, object]:
         if name.startswith(PREFIX)
         and not isinstance(inspect.getattr_static(task, name), property)
     }
-    _refuse_unknown("the task's lease_", found, frozenset(SETTINGS))
-    return found
+    return _checked(f"{task.name}: ", found, frozenset(SETTINGS))
+
+
+@contextmanager
+def naming_setting(where: str) -> Iterator[None]:
+    """Let an error name a setting as the user wrote it, and where.
+
+    Args:
+        where: What stands in front of the setting's name.
+    """
+    try:
+        yield
+    except InvalidConfig as error:
+        setting = f"{where}{PREFIX}{error.setting}"
+        raise InvalidConfig(setting, error.value, error.rule) from error
 
 
 def _app_settings(app: Celery) -> Iterator[tuple[str, object]]:
@@ -209,12 +223,9 @@ def _refuse_unknown(
 def _checked(
     where: str, settings: Mapping[str, object], known: frozenset[str]
 ) -> dict[str, object]:
-    _refuse_unknown(f"{where}lease_", settings, known)
-    try:
+    _refuse_unknown(f"{where}{PREFIX}", settings, known)
+    with naming_setting(where):
         LeaseConfig().with_settings(settings)
-    except InvalidConfig as error:
-        setting = f"{where}lease_{error.setting}"
-        raise InvalidConfig(setting, error.value, error.rule) from error
     return dict(settings)
 
 

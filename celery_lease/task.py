@@ -9,9 +9,8 @@ from celery import Task
 from typing_extensions import override
 
 from celery_lease.run import run_exclusively, start_after_acquire
-from celery_lease.settings import AppLeases, task_settings
+from celery_lease.settings import AppLeases, naming_setting, task_settings
 from task_lease.arguments import Binder
-from task_lease.config import LeaseConfig
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -85,9 +84,10 @@ class ExclusiveTask(Guard, _Task):
         """
         super().on_bound(app)
         start_after_acquire(cls)
-        config = LeaseConfig().with_settings(task_settings(cls))
+        key: Any = task_settings(cls).get("key")
         if cls.run is not Task.run:
-            Binder(str(cls.name), _signature_of_run(cls), config.key)
+            with naming_setting(f"{cls.name}: "):
+                Binder(str(cls.name), _signature_of_run(cls), key)
 
     def exclusive_name(self, *args: Any, **kwargs: Any) -> str:
         """Return the name of the lease under which a call with these arguments runs.

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from task_lease.host import this_process
+from task_lease.keys import escape
 from task_lease.observers import LeaseEvent
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Park(NamedTuple):
         """Return what stands for the parked job: always the same for one attempt.
 
         Args:
-            name: The lease's name.
+            name: The lease's name, as plain ASCII.
             record: Who holds the lease while the job is on its way.
         """
         kept = ("id", "attempt", "job", "queue", "queues", "deferred")
@@ -108,7 +109,8 @@ class Claim(NamedTuple):
             "attempt": self.attempt,
             "queue": self.queue,
         }
-        return self.park.entry(self.name, json.dumps(record, separators=(",", ":")))
+        name = escape(self.name)
+        return self.park.entry(name, json.dumps(record, separators=(",", ":")))
 
 
 class Conflict(NamedTuple):

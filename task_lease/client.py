@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import threading
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from task_lease.answers import Done, Granted, Held, Refused, Released
 from task_lease.claims import (
@@ -38,11 +39,19 @@ if TYPE_CHECKING:
     from task_lease.observers import LeaseEvent, Observer
     from task_lease.waiting import Alarm
 
+T = TypeVar("T")
+
 # Seconds between two looks whether a holder on this host still lives.
 _LOOK_EVERY = 0.1
 # A waiter asks again when the holder's lease should have ended; it counts as alive
 # for this part of its own ttl longer, and never for less than a second.
 _PATIENCE = 1 / 3
+# Seconds. It asks sooner than that where the end is far, for the lease may have been
+# handed to a waiter that is dead, and nobody is told when such a one does not come.
+_LONGEST_REST = 5.0
+# Seconds that a waiter outlasts a store that does not answer, and between two tries.
+_WITHOUT_STORE = 10.0
+_ASK_AGAIN = 0.25
 # A takeover gives way to the queue, so it may take more than one; not for ever.
 _MOST_TAKEOVERS = 8
 
@@ -155,17 +164,20 @@ class Leases:
         Raises:
             AlreadyDone: If the claim is a copy of a task that has an outcome.
             LeaseConflict: If patience ends first.
-            StoreUnavailable: If the store cannot be used.
+            StoreUnavailable: If the store cannot be used; a wait that has begun
+                outlasts some seconds of that.
         """
         owner = _new_owner()
         began_at = self._clock()
+        left = 0.0
         place = Place(self._wakeups.channel, max(claim.ttl * _PATIENCE, 1.0))
         lease: Lease | None = None
         try:
             alarm = self._wakeups.expect(owner)
             while lease is None:
                 alarm.silence()
-                answer = self._ask(claim, owner, place, began_at)
+                ask = partial(self._ask, claim, owner, place, began_at)
+                answer = self._outlast(ask, alarm, min(left, _WITHOUT_STORE))
                 if isinstance(answer, Lease):
                     lease = answer
                     break
@@ -380,9 +392,21 @@ class Leases:
             end=self._heartbeat.discard,
         )
 
+    def _outlast(self, ask: Callable[[], T], alarm: Alarm, seconds: float) -> T:
+        """Return the first answer of a store that may be away for some seconds."""
+        until = self._clock() + seconds
+        while True:
+            try:
+                return ask()
+            except StoreUnavailable as error:
+                # Without a cause an answer came, and the lease was given up.
+                if error.__cause__ is None or self._clock() >= until:
+                    raise
+            alarm.sleep(_ASK_AGAIN)
+
     def _rest(self, alarm: Alarm, refused: Refused, left: float) -> None:
         # The holder's end, and a little for the difference between the clocks.
-        pause = min(refused.remaining + 0.01, left)
+        pause = min(refused.remaining + 0.01, left, _LONGEST_REST)
         here = self._proof_of_death and bool(
             refused.holder.get("identity") == this_process().identity
         )

@@ -36,6 +36,15 @@ _NOT_COPIED = (
     "socket_connect_timeout",
     "socket_timeout",
 )
+# What a client tells the server about itself. Otherwise each new connection looks it
+# up in files, which takes longer than all the rest, and each RQ horse makes a new one.
+_LIBRARY: dict[str, Any] = (
+    {"driver_info": redis.driver_info.DriverInfo()}
+    if hasattr(redis, "driver_info")
+    else {"lib_version": redis.__version__}
+)
+# As many as there are threads or greenlets; redis-py 8 would refuse the hundred-first.
+_NO_LIMIT = 2**31 - 1
 _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
@@ -92,8 +101,11 @@ def _bounded(client: Any, timeout: float) -> redis.Redis:
         for name, value in pool.connection_kwargs.items()
         if not name.startswith(_NOT_COPIED)
     }
+    for name, value in _LIBRARY.items():
+        kept.setdefault(name, value)
     copy = redis.ConnectionPool(
         connection_class=pool.connection_class,
+        max_connections=_NO_LIMIT,
         **kept,
         socket_timeout=timeout,
         socket_connect_timeout=timeout,

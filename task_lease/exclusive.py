@@ -168,7 +168,7 @@ def hold(
                 _end(lease, interrupt)
             finally:
                 _end(lease, interrupt)
-                if lease.lost:
+                if lease.lost and not _passes(failure, interrupt):
                     _raise_lost(lease, lost_error, failure)
     finally:
         _current.set(around)
@@ -200,6 +200,12 @@ def _leave(lease: Lease, interrupt: Interrupt | None) -> None:
     lease.when_lost(None)
     if interrupt is not None:
         interrupt.pass_on()
+
+
+def _passes(failure: BaseException | None, interrupt: Interrupt | None) -> bool:
+    """Whether the body ends by the loss of a body around it, which is to hear of it."""
+    through = interrupt is not None and interrupt.is_struck_through
+    return through and isinstance(failure, LeaseLost)
 
 
 def _raise_lost(

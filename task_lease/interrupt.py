@@ -5,8 +5,8 @@ any other thread the interpreter raises at the next bytecode, so a C call that b
 is not interrupted.
 
 Bodies can be nested, and a store that cannot be reached costs all their leases at
-once. Then one loss is raised at a time, the innermost first, and the next one when
-that body has ended: its clean-up is not cut short.
+once. Then one loss is raised at a time, and the next one when the body that it struck
+has ended: its clean-up is not cut short.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ class Interrupt(Protocol):
     """Delivers a loss to the thread that made it, at most once and only while armed.
 
     Attributes:
-        delivered: Whether the loss was raised in the body.
+        is_struck_through: Whether a loss was raised in the body that is not its own,
+            but that of a body around it.
     """
 
-    delivered: bool
+    is_struck_through: bool
 
     def arm(self) -> None:
         """Let a loss be raised from now on: the body begins."""
@@ -65,24 +66,29 @@ def interrupt_here(error: type[LeaseLost]) -> Interrupt:
 
 
 class _Nested:
-    """What is armed inside each other in one thread."""
+    """What is armed, one inside the other, in one thread."""
 
     def __init__(self) -> None:
-        self.pending = False
-        self.delivered = False
+        self.is_pending = False
+        self.is_struck = False
+        self.is_struck_through = False
 
 
 N = TypeVar("N", bound=_Nested)
 
 
-def _next(armed: Sequence[N]) -> N | None:
-    """Return whose loss is to be raised now."""
+def _strike(armed: Sequence[N]) -> N | None:
+    """Return whose loss is to be raised now, and note that it is."""
     for interrupt in reversed(armed):
-        if interrupt.pending:
-            return interrupt
-        if interrupt.delivered:
+        if interrupt.is_struck:
             # That body is on its way out, and must come to its end.
             return None
+        if interrupt.is_pending:
+            for inside in armed[armed.index(interrupt) :]:
+                inside.is_pending = False
+                inside.is_struck = True
+                inside.is_struck_through = inside is not interrupt
+            return interrupt
     return None
 
 
@@ -97,10 +103,8 @@ class _SignalHandler:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         # Runs in the main thread between two bytecodes, so it races with nothing.
-        interrupt = _next(self.armed)
+        interrupt = _strike(self.armed)
         if interrupt is not None:
-            interrupt.pending = False
-            interrupt.delivered = True
             raise interrupt.loss
         if self._previous is not None:
             self._previous(number, frame)
@@ -129,17 +133,16 @@ class _BySignal(_Nested):
 
     def deliver(self, name: str, reason: LostReason) -> None:
         self.loss = self._error(name, reason)
-        self.pending = True
+        self.is_pending = self in self._handler.armed
         _signal_main_thread()
 
     def disarm(self) -> None:
         armed = self._handler.armed
         if self in armed:
             armed.remove(self)
-        self.pending = False
 
     def pass_on(self) -> None:
-        if _next(self._handler.armed) is not None:
+        if any(interrupt.is_pending for interrupt in self._handler.armed):
             _signal_main_thread()
 
 
@@ -159,17 +162,11 @@ class _Nest:
 
     def strike(self) -> None:
         """Raise what is to be raised now, with the mutex held."""
-        interrupt = _next(self.armed)
+        interrupt = _strike(self.armed)
         if interrupt is not None:
-            interrupt.pending = False
-            interrupt.delivered = True
-            self.set_pending(interrupt.error)
-
-    def set_pending(self, error: type[LeaseLost] | None) -> None:
-        # https://docs.python.org/3/c-api/threads.html: NULL takes back what is pending.
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(self.thread), ctypes.py_object(error) if error else None
-        )
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self.thread), ctypes.py_object(interrupt.error)
+            )
 
 
 class _Here(threading.local):
@@ -192,15 +189,15 @@ class _ByInterpreter(_Nested):
 
     def deliver(self, name: str, reason: LostReason) -> None:  # noqa: ARG002 - a class is raised, without arguments
         with self._nest.mutex:
-            self.pending = self in self._nest.armed and not self.delivered
+            self.is_pending = self in self._nest.armed
             self._nest.strike()
 
     def disarm(self) -> None:
         with self._nest.mutex:
             if self in self._nest.armed:
                 self._nest.armed.remove(self)
-            if self.delivered:
-                self._nest.set_pending(None)
+        # What was set is raised right here, or before. It is not taken back, for that
+        # leaves the interpreter (before Python 3.13) looking for it at every call.
 
     def pass_on(self) -> None:
         with self._nest.mutex:

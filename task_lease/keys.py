@@ -27,6 +27,7 @@ _READABLE = "_.:-/@=+,"
 _LONGEST = 200
 _HEAD = 160
 _CACHED = 1024
+_RULE = "must be text and must not be empty"
 
 
 class LeaseKeys(NamedTuple):
@@ -62,13 +63,21 @@ def escape(name: str) -> str:
     return _escape("name", name)
 
 
-@lru_cache(maxsize=_CACHED)
 def lease_keys(name: str) -> LeaseKeys:
     """Return the keys of the lease with this name.
 
     Raises:
         InvalidConfig: The name is empty or no text.
     """
+    try:
+        return _cached_keys(name)
+    except TypeError:
+        # What cannot be hashed is no text.
+        raise InvalidConfig("name", name, _RULE) from None
+
+
+@lru_cache(maxsize=_CACHED)
+def _cached_keys(name: str) -> LeaseKeys:
     return keys_of(_lease_key(name))
 
 
@@ -113,7 +122,7 @@ def _lease_key(name: str) -> str:
 
 def _escape(setting: str, text: object) -> str:
     if not isinstance(text, str) or not text:
-        raise InvalidConfig(setting, text, "must be text and must not be empty")
+        raise InvalidConfig(setting, text, _RULE)
     escaped = quote(text, safe=_READABLE, errors="surrogatepass").replace("~", "%7E")
     return escaped if len(escaped) <= _LONGEST else _cut(text, escaped)
 

@@ -17,7 +17,7 @@ VARIABLE = "CELERY_TEST_APP"
 _given: dict[str, Any] = json.loads(os.environ[VARIABLE])
 
 if _given["host"]:
-    host._digest_host = lambda _: str(_given["host"])
+    host._digest_host = lambda host: f"{_given['host']} {host}"
 
 app = Celery("tests", include=_given["include"])
 app.config_from_object(_given["settings"], namespace=_given["namespace"])

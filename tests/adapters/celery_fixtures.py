@@ -53,11 +53,11 @@ class Setup(CeleryTestSetup):
     @override
     def teardown(self) -> None:
         """Close what the app has opened."""
-        consumer = self.app.backend.result_consumer
-        consumer.stop()
+        backend: Any = self.app.backend
+        backend.result_consumer.stop()
         # A result that is collected later would connect again to unsubscribe.
-        consumer._pubsub = None
-        self.app.backend.client.connection_pool.disconnect()
+        backend.result_consumer._pubsub = None
+        backend.client.connection_pool.disconnect()
         self.app.close()
         # Kombu keeps pools for all apps, and would give the next one a closed pool.
         pools.reset()

@@ -41,30 +41,34 @@ class Observed(ExclusiveTask):
         self.request.attempted_at = time.monotonic()  # type: ignore[attr-defined]
 
 
-def work(task: Task[Any, Any], log: str, key: str, gated: bool) -> int | None:
+def work(task: Task[Any, Any], log: str, key: str, *, gated: bool) -> int | None:
     """Run under the key's lease, and return its fence."""
     lease = current_lease()
     fence = lease.fence if lease else None
-    with recorded(log, key, fence):
-        tell_begun(task, log, key)
-        if gated:
-            wait_at_gate(log, key)
+    try:
+        with recorded(log, key, fence):
+            tell_begun(task, log, key)
+            if gated:
+                wait_at_gate(log, key)
+    except LeaseLost:
+        tell(log, "stopped", at=time.monotonic())
+        raise
     return fence
 
 
 @shared_task(base=Observed, bind=True, lease_key=KEY, lease_on_conflict="skip")
-def or_skip(self: Observed, log: str, key: str, gated: bool = False) -> int | None:
-    return work(self, log, key, gated)
+def or_skip(self: Observed, log: str, key: str, *, gated: bool = False) -> int | None:
+    return work(self, log, key, gated=gated)
 
 
 @shared_task(base=Observed, bind=True, lease_key=KEY, lease_on_conflict="retry")
-def or_retry(self: Observed, log: str, key: str, gated: bool = False) -> int | None:
-    return work(self, log, key, gated)
+def or_retry(self: Observed, log: str, key: str, *, gated: bool = False) -> int | None:
+    return work(self, log, key, gated=gated)
 
 
 @shared_task(base=Observed, bind=True, lease_key=KEY, lease_on_conflict="wait")
-def or_wait(self: Observed, log: str, key: str, gated: bool = False) -> int | None:
-    return work(self, log, key, gated)
+def or_wait(self: Observed, log: str, key: str, *, gated: bool = False) -> int | None:
+    return work(self, log, key, gated=gated)
 
 
 @shared_task(
@@ -75,13 +79,15 @@ def or_wait(self: Observed, log: str, key: str, gated: bool = False) -> int | No
     autoretry_for=ALL_ERRORS,
     max_retries=None,
 )
-def or_raise(self: Observed, log: str, key: str, gated: bool = False) -> int | None:
-    return work(self, log, key, gated)
+def or_raise(self: Observed, log: str, key: str, *, gated: bool = False) -> int | None:
+    return work(self, log, key, gated=gated)
 
 
 @shared_task(bind=True)
-def plain(self: Task[Any, Any], log: str, key: str, gated: bool = False) -> int | None:
-    return work(self, log, key, gated)
+def plain(
+    self: Task[Any, Any], log: str, key: str, *, gated: bool = False
+) -> int | None:
+    return work(self, log, key, gated=gated)
 
 
 @shared_task
@@ -114,8 +120,8 @@ def fail_if_held_by_a_task(conflict: LeaseConflict) -> str:
 @shared_task(
     base=Observed, bind=True, lease_key=KEY, lease_on_conflict=fail_if_held_by_a_task
 )
-def or_choose(self: Observed, log: str, key: str, gated: bool = False) -> int | None:
-    return work(self, log, key, gated)
+def or_choose(self: Observed, log: str, key: str, *, gated: bool = False) -> int | None:
+    return work(self, log, key, gated=gated)
 
 
 @shared_task(
@@ -126,9 +132,9 @@ def or_choose(self: Observed, log: str, key: str, gated: bool = False) -> int | 
     lease_wait=0.5,
 )
 def or_wait_a_little(
-    self: Observed, log: str, key: str, gated: bool = False
+    self: Observed, log: str, key: str, *, gated: bool = False
 ) -> int | None:
-    return work(self, log, key, gated)
+    return work(self, log, key, gated=gated)
 
 
 @shared_task(
@@ -140,9 +146,9 @@ def or_wait_a_little(
     lease_retry_limit=2,
 )
 def or_retry_twice(
-    self: Observed, log: str, key: str, gated: bool = False
+    self: Observed, log: str, key: str, *, gated: bool = False
 ) -> int | None:
-    return work(self, log, key, gated)
+    return work(self, log, key, gated=gated)
 
 
 @shared_task(
@@ -194,7 +200,7 @@ class Spanned(Observed):
 
 
 @shared_task(base=Spanned, bind=True, lease_key=KEY)
-def span(self: Spanned, log: str, key: str, fails: bool = False) -> int | None:
+def span(self: Spanned, log: str, key: str, *, fails: bool = False) -> int | None:
     if fails:
         raise ArithmeticError(key)
     return work(self, log, key, gated=False)
@@ -302,29 +308,33 @@ def last_three_ttls(self: Observed, log: str, key: str) -> int | None:
     lease_ttl=30.0,
     lease_on_conflict="raise",
 )
-def hold_long(self: Observed, log: str, key: str, gated: bool = False) -> int | None:
-    return work(self, log, key, gated)
+def hold_long(self: Observed, log: str, key: str, *, gated: bool = False) -> int | None:
+    return work(self, log, key, gated=gated)
 
 
 @shared_task(
     base=Observed, bind=True, lease_key=KEY, lease_ttl=30.0, lease_on_conflict="wait"
 )
-def wait_long(self: Observed, log: str, key: str, gated: bool = False) -> int | None:
-    return work(self, log, key, gated)
+def wait_long(self: Observed, log: str, key: str, *, gated: bool = False) -> int | None:
+    return work(self, log, key, gated=gated)
 
 
 @shared_task(
     base=Observed, bind=True, lease_key=KEY, lease_ttl=3.0, lease_on_conflict="wait"
 )
-def hold_short(self: Observed, log: str, key: str, gated: bool = False) -> int | None:
-    return work(self, log, key, gated)
+def hold_short(
+    self: Observed, log: str, key: str, *, gated: bool = False
+) -> int | None:
+    return work(self, log, key, gated=gated)
 
 
 @shared_task(
     base=Observed, bind=True, lease_key=KEY, lease_ttl=6.0, lease_on_conflict="skip"
 )
-def hold_or_skip(self: Observed, log: str, key: str, gated: bool = False) -> int | None:
-    return work(self, log, key, gated)
+def hold_or_skip(
+    self: Observed, log: str, key: str, *, gated: bool = False
+) -> int | None:
+    return work(self, log, key, gated=gated)
 
 
 # Many runs
@@ -383,6 +393,7 @@ def retry_at_once(self: Observed, log: str, times: int) -> None:
 @shared_task(base=Observed, bind=True)
 def take(self: Observed, log: str, value: Any, other: Any = 0) -> None:
     """Takes arguments of any type, all of which count."""
+    del value, other
     tell_begun(self, log, "take")
     wait_at_gate(log, "take")
 
@@ -394,24 +405,24 @@ def take(self: Observed, log: str, value: Any, other: Any = 0) -> None:
     base=Observed, bind=True, lease_key=KEY, lease_ttl=2.0, lease_on_error="retry"
 )
 def run_when_store_is_back(
-    self: Observed, log: str, key: str, gated: bool = False
+    self: Observed, log: str, key: str, *, gated: bool = False
 ) -> int | None:
-    return work(self, log, key, gated)
+    return work(self, log, key, gated=gated)
 
 
 @shared_task(
     base=Observed, bind=True, lease_key=KEY, lease_ttl=2.0, lease_on_error="raise"
 )
 def fail_without_store(
-    self: Observed, log: str, key: str, gated: bool = False
+    self: Observed, log: str, key: str, *, gated: bool = False
 ) -> int | None:
-    return work(self, log, key, gated)
+    return work(self, log, key, gated=gated)
 
 
 @shared_task(
     base=Observed, bind=True, lease_key=KEY, lease_ttl=2.0, lease_on_error="run"
 )
 def run_without_store(
-    self: Observed, log: str, key: str, gated: bool = False
+    self: Observed, log: str, key: str, *, gated: bool = False
 ) -> int | None:
-    return work(self, log, key, gated)
+    return work(self, log, key, gated=gated)

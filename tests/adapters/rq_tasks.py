@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from histories import recorded
 from rq import Queue, Retry, get_current_job
 
-from rq_lease import LeaseSimpleWorker, LeaseWorker, current_lease, exclusive, job
+from rq_lease import LeaseWorker, current_lease, exclusive, job
 from task_lease.keys import lease_keys
 
 if TYPE_CHECKING:
@@ -26,15 +26,10 @@ class ClassConfigured(LeaseWorker):
     lease_queues: ClassVar = {"plain": {"ttl": TTL, "on_conflict": "skip"}}
 
 
-class Impatient(LeaseWorker):
-    """Looks after its horse every second, and kills it soon after its timeout."""
+class Unswept(LeaseWorker):
+    """Wakes parked jobs by releases alone."""
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **{**kwargs, "job_monitoring_interval": 1})  # type: ignore[arg-type]
-
-
-class Simple(LeaseSimpleWorker):
-    """A plain subclass, as users write one."""
+    lease_sweep: ClassVar = 3600.0
 
 
 def fence() -> int | None:
@@ -140,12 +135,12 @@ def long_callback(job: Job, connection: redis.Redis, result: object) -> None:
 @exclusive(ttl=TTL, on_conflict="skip", key="{key}", name="run")
 def go_on(path: str, key: str, times: int) -> None:
     """Enqueue the next link for the same key, while this one still holds it."""
-    run(path, key)
-    job = get_current_job()
-    assert job is not None
+    current = get_current_job()
+    assert current is not None
     if times > 1:
-        queue = Queue(job.origin, connection=job.connection)
-        queue.enqueue(go_on, path, key, times - 1, meta={"lease_parent": job.id})
+        queue = Queue(current.origin, connection=current.connection)
+        queue.enqueue(go_on, path, key, times - 1, meta={"lease_parent": current.id})
+    run(path, key, 0.1)
 
 
 @exclusive(ttl=TTL, key="{key}")

@@ -16,9 +16,9 @@ from task_lease.keys import lease_keys
 
 if TYPE_CHECKING:
     import redis
+    from adapters.celery_fixtures import StartWorker
     from adapters.celery_journal import Begun, Journal
     from adapters.celery_nodes import WorkerContainer
-    from adapters.celery_fixtures import StartWorker
 
 pytestmark = [pytest.mark.fault, pytest.mark.usefixtures("app")]
 
@@ -41,7 +41,7 @@ def doomed(start_worker: StartWorker) -> WorkerContainer:
 
 def begin(journal: Journal, task: tasks.Observed, key: str = "k") -> Begun:
     """Start a run in the doomed worker, which waits at its gate."""
-    task.apply_async((journal.log, key, True), queue="doomed")
+    task.apply_async((journal.log, key), {"gated": True}, queue="doomed")
     return journal.wait_begun(key)
 
 

@@ -200,10 +200,10 @@ def test_plain_task_is_leased_when_its_queue_is(
     journal: Journal, store: redis.Redis
 ) -> None:
     send = tasks.plain.apply_async
-    send((journal.log, "k", True), queue="reports")
+    send((journal.log, "k"), {"gated": True}, queue="reports")
     first = journal.wait_begun("k")
 
-    send((journal.log, "k", True), queue="reports")
+    send((journal.log, "k"), {"gated": True}, queue="reports")
     assert first.lease
     _, _, ttl, _ = str(store.get(lease_keys(first.lease).lease)).split(" ", 3)
     waiting = lease_keys(first.lease).queue
@@ -228,7 +228,7 @@ def test_task_beats_queue_and_queue_beats_app(
     journal: Journal, store: redis.Redis
 ) -> None:
     send = tasks.or_skip.apply_async
-    send((journal.log, "k", True), queue="reports")
+    send((journal.log, "k"), {"gated": True}, queue="reports")
     first = journal.wait_begun("k")
 
     second = send((journal.log, "k"), queue="reports")

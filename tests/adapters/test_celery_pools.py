@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from adapters import celery_tasks as tasks
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("app")
 
 POOLS = ["prefork", "threads", "solo", "gevent"]
+in_one_process = pytest.mark.parametrize(
+    "pool", ["threads", "gevent"], indirect=True, scope="module"
+)
 
 
 @pytest.fixture(scope="module", params=POOLS)
@@ -47,17 +50,14 @@ def stoppable_pool(pool: str) -> str:
     return pool
 
 
-@pytest.fixture
-def in_one_process(pool: str) -> str:
-    if pool in {"prefork", "solo"}:
-        pytest.skip("a process of this pool runs one task at a time")
-    return pool
-
-
 def send(
-    pool: str, task: tasks.Observed, journal: Journal, key: str = "k", *more: object
-) -> AsyncResult[object]:
-    return task.apply_async((journal.log, key, *more), queue=pool)
+    pool: str,
+    task: tasks.Observed,
+    journal: Journal,
+    key: str = "k",
+    **options: object,
+) -> AsyncResult[Any]:
+    return task.apply_async((journal.log, key), options, queue=pool)
 
 
 def test_task_has_its_lease_in_pool(pool: str) -> None:
@@ -69,7 +69,7 @@ def test_task_has_its_lease_in_pool(pool: str) -> None:
 
 
 def test_duplicate_is_skipped_in_pool(pool: str, journal: Journal) -> None:
-    holder = send(pool, tasks.or_skip, journal, "k", True)
+    holder = send(pool, tasks.or_skip, journal, "k", gated=True)
     journal.wait_begun("k")
 
     record = send(pool, tasks.or_skip, journal).get(timeout=PATIENCE)
@@ -102,12 +102,13 @@ def test_lost_task_is_stopped_in_pool(
     assert result.state == states.FAILURE
 
 
+@in_one_process
 def test_each_task_has_a_lease_of_its_own_in_one_process(
-    in_one_process: str, journal: Journal
+    pool: str, journal: Journal
 ) -> None:
     # As many as one worker runs, for it may take all of them.
     keys = ["a", "b", "c", "d"]
-    results = [send(in_one_process, tasks.or_skip, journal, key, True) for key in keys]
+    results = [send(pool, tasks.or_skip, journal, key, gated=True) for key in keys]
     begun = [journal.wait_begun(key) for key in keys]
 
     assert len({run.lease for run in begun}) == 4
@@ -118,13 +119,15 @@ def test_each_task_has_a_lease_of_its_own_in_one_process(
     ]
 
 
-@pytest.mark.usefixtures("stoppable_pool")
+@in_one_process
 def test_loss_stops_only_its_own_task_in_one_process(
-    in_one_process: str, journal: Journal, store: redis.Redis
+    stoppable_pool: str, journal: Journal, store: redis.Redis
 ) -> None:
-    lost = send(in_one_process, tasks.spin, journal, "lost")
+    lost = send(stoppable_pool, tasks.spin, journal, "lost")
     lease = str(journal.wait_begun("lost").lease)
-    others = [send(in_one_process, tasks.or_skip, journal, key, True) for key in "abc"]
+    others = [
+        send(stoppable_pool, tasks.or_skip, journal, key, gated=True) for key in "abc"
+    ]
     for key in "abc":
         journal.wait_begun(key)
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from adapters import celery_tasks as tasks
@@ -37,7 +37,8 @@ def test_lease_is_held_when_success_is_stored_and_callback_sent(
 ) -> None:
     callback = tasks.collect.si([], journal.log).set(queue=tasks.UNTAKEN)
     with app.connection_for_write() as connection:
-        connection.default_channel.queue_purge(tasks.UNTAKEN)
+        channel: Any = connection.channel()
+        channel.queue_purge(tasks.UNTAKEN)
 
     tasks.span.apply_async((journal.log, "k"), link=callback)
     seen = eventually(lambda: journal.told("success"), PATIENCE, "it has succeeded")

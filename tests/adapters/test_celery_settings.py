@@ -4,7 +4,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
 from adapters import celery_tasks as tasks
 from adapters.celery_journal import PATIENCE
 from adapters.celery_nodes import WorkerSpec
@@ -16,6 +15,7 @@ from task_lease import InvalidConfig
 from task_lease.keys import lease_keys
 
 if TYPE_CHECKING:
+    import redis
     from adapters.celery_fixtures import StartWorker
 
     from task_lease import LeaseConflict
@@ -38,7 +38,8 @@ def add_task(app: Celery, **options: Any) -> Task[Any, Any]:
 
     options.setdefault("base", ExclusiveTask)
     # Not shared: a wrong task would spoil every app to come.
-    task: Task[Any, Any] = app.task(name="run", shared=False, **options)(run)
+    decorate: Any = app.task(name="run", shared=False, **options)
+    task: Task[Any, Any] = decorate(run)
     app.finalize()
     return task
 

@@ -14,6 +14,7 @@ from rq import Callback
 from rq.command import send_stop_job_command
 
 from task_lease import Leases
+from task_lease.keys import lease_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,25 +26,35 @@ if TYPE_CHECKING:
     from rq.job import Job
 
 
+# No sweep shall help where the worker itself ends the lease.
+UNSWEPT = "adapters.rq_tasks.Unswept"
+
+
 def started_within(job: Job, since: float) -> float:
     wait_for(job, "finished")
     return time.monotonic() - since
 
 
-@pytest.mark.parametrize("duplicate", [rq_tasks.run_or_wait, rq_tasks.run_or_retry])
+@pytest.mark.parametrize(
+    ("duplicate", "waits"),
+    [(rq_tasks.run_or_wait, "waiting"), (rq_tasks.run_or_retry, "parked")],
+)
 def test_lease_is_taken_over_at_once_when_the_horse_was_killed(
     rq_workers: Workers,
     rq_queue: Queue,
     history: Path,
-    tmp_path: Path,
+    client: redis.Redis,
     duplicate: Callable[..., object],
+    waits: str,
 ) -> None:
     for _ in range(2):
-        rq_workers.start()
-    killed = rq_queue.enqueue(rq_tasks.hold, str(tmp_path / "pid"), "a")
-    horse = pid_in(tmp_path / "pid")
+        rq_workers.start(worker_class=UNSWEPT)
+    killed = rq_queue.enqueue(rq_tasks.hold, str(history.with_name("pid")), "a")
+    horse = pid_in(history.with_name("pid"))
     job = rq_queue.enqueue(duplicate, str(history), "a")
-    wait_for(job, "deferred", "queued")
+    keys = lease_keys("run:a")
+    key = keys.queue if waits == "waiting" else keys.parked
+    eventually(lambda: client.exists(key), PATIENCE, f"it is {waits}")
 
     os.kill(horse, signal.SIGKILL)
 
@@ -89,7 +100,7 @@ def test_lease_ends_at_once_when_the_job_is_stopped(
     client: redis.Redis,
 ) -> None:
     for _ in range(2):
-        rq_workers.start()
+        rq_workers.start(worker_class=UNSWEPT)
     stopped = rq_queue.enqueue(rq_tasks.hold, str(tmp_path / "pid"), "a")
     pid_in(tmp_path / "pid")
     job = rq_queue.enqueue(rq_tasks.run_or_retry, str(history), "a")
@@ -110,10 +121,10 @@ def asked_to_end(worker: Process) -> bool:
 def test_lease_ends_at_once_when_the_worker_is_shut_down_cold(
     rq_workers: Workers, rq_queue: Queue, history: Path, tmp_path: Path
 ) -> None:
-    holder = rq_workers.start()
+    holder = rq_workers.start(worker_class=UNSWEPT)
     rq_queue.enqueue(rq_tasks.hold, str(tmp_path / "pid"), "a")
     pid_in(tmp_path / "pid")
-    rq_workers.start()
+    rq_workers.start(worker_class=UNSWEPT)
     job = rq_queue.enqueue(rq_tasks.run_or_retry, str(history), "a")
     wait_for(job, "deferred")
 

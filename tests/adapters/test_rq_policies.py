@@ -11,7 +11,8 @@ from rq import Queue, Repeat, Retry
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from task_lease import Leases
+from task_lease import Lease, Leases
+from task_lease.claims import Claim
 from task_lease.keys import lease_keys
 
 if TYPE_CHECKING:
@@ -149,20 +150,25 @@ def test_chain_of_one_key_loses_no_link_when_duplicates_are_skipped(
     assert not find_falling_fences(runs)
 
 
-def test_dependents_of_one_key_run_one_after_the_other(
-    rq_workers: Workers, rq_queue: Queue, history: Path
+@pytest.mark.parametrize("known", ["depends_on", "meta"])
+def test_job_is_no_duplicate_of_its_parent_when_that_still_holds_the_lease(
+    rq_workers: Workers, rq_queue: Queue, history: Path, url: str, known: str
 ) -> None:
-    for _ in range(2):
-        rq_workers.start()
+    rq_workers.start()
+    parent = rq_queue.enqueue(rq_tasks.run, str(history), "other")
+    wait_for(parent, "finished")
+    lease = Leases(url).ask(Claim("run:a", 10.0, id=parent.id))
+    assert isinstance(lease, Lease)
+    about = {"depends_on": parent, "meta": {"lease_parent": parent.id}}
 
-    last = rq_queue.enqueue(rq_tasks.run_or_skip, str(history), "a", 0.1)
-    for _ in range(5):
-        last = rq_queue.enqueue(
-            rq_tasks.run_or_skip, str(history), "a", depends_on=last
-        )
+    job = rq_queue.enqueue(
+        rq_tasks.run_or_skip, str(history), "a", **{known: about[known]}
+    )
 
-    wait_for(last, "finished")
-    assert len(read_history(history)) == 6
+    wait_for(job, "deferred", "finished")
+    lease.release()
+    wait_for(job, "finished")
+    assert [run.key for run in read_history(history)] == ["other", "a"]
 
 
 def test_repeats_and_retries_of_a_job_are_no_duplicates_of_it(

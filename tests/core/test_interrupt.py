@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import eventually
 
 from task_lease import LeaseLost, Leases, current_lease
 from task_lease.exclusive import hold
@@ -714,5 +713,3 @@ def test_hold_leaves_nothing_behind_wherever_it_is_interrupted(lease: Lease) -> 
     handler.armed.clear()
 
 
-def test_wait_for_nothing_is_left(leases: Leases) -> None:
-    eventually(lambda: not leases._wakeups._waiting, 5, "nobody waits")
