@@ -54,7 +54,6 @@ def duplicates(play: Play) -> None:
         app.count_payment.delay("acme", seconds=0.4)
     for _ in range(2):
         play.reports.enqueue(jobs.count_payment, "acme", seconds=0.4)
-    counted = play.until_ended("balance:acme", _COPIES)
     results = play.until_stored(issued)
 
     skipped = _skipped(results)
@@ -65,6 +64,7 @@ def duplicates(play: Play) -> None:
         shown=(len(ran), len(skipped), names_holder) == (1, _COPIES - 1, True),
         headline="1 runs, 4 are skipped",
     )
+    counted = play.until_ended("balance:acme", _COPIES)
     entry = play.ledger.look("balance:acme")
     at_rq = sum(run.worker == RQ for run in counted)
     stage.check(

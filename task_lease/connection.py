@@ -7,12 +7,15 @@ with time limits and without retries of its own. Any other client is used as it 
 
 from __future__ import annotations
 
+import os
+import threading
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from typing_extensions import override
 
 from task_lease.errors import InvalidConfig
 
@@ -46,6 +49,25 @@ _LIBRARY: dict[str, Any] = (
 # As many as there are threads or greenlets; redis-py 8 would refuse the hundred-first.
 _NO_LIMIT = 2**31 - 1
 _SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+class _Pool(redis.ConnectionPool):
+    """A pool that a forked child can use whatever a thread of its parent just did.
+
+    redis-py renews a pool in the child, but under a lock that such a thread may have
+    held at the fork, and then for ever.
+    """
+
+    @override
+    def reset(self) -> None:
+        self._lock = threading.RLock()
+        super().reset()
+
+    @override
+    def _checkpid(self) -> None:
+        if self.pid != os.getpid():
+            self._fork_lock = threading.RLock()
+        super()._checkpid()
 
 
 def client_for(
@@ -103,7 +125,7 @@ def _bounded(client: Any, timeout: float) -> redis.Redis:
     }
     for name, value in _LIBRARY.items():
         kept.setdefault(name, value)
-    copy = redis.ConnectionPool(
+    copy = _Pool(
         connection_class=pool.connection_class,
         max_connections=_NO_LIMIT,
         **kept,

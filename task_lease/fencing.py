@@ -1,8 +1,7 @@
 """Let a table refuse a write that comes with an old fence.
 
-A run that was paused for longer than its ttl can still write when it wakes; by then
-the row has seen a higher fence. *Claim before you read*: a check at the write alone
-loses updates, for the late one reads first and writes last.
+A run that was paused past its ttl can still write when it wakes. *Claim before you
+read*: a check at the write alone loses updates, for the late one reads first.
 """
 
 from __future__ import annotations
@@ -88,19 +87,17 @@ class RowGuard:
             raise InvalidConfig("paramstyle", self.paramstyle, rule)
 
     def claim(self, cursor: Cursor, lease: Fenced, row: object) -> None:
-        """Claim a row as the first statement of a transaction, before any read.
-
-        Until the transaction ends, everybody else's claim waits.
+        """Claim a row until the transaction ends, as its first statement.
 
         Args:
-            cursor: A cursor of the transaction.
+            cursor: One of the transaction's.
             lease: Who wants to write; a run without a fence is always refused.
             row: The row's value in the key column.
 
         Raises:
             StaleFence: If the row has seen a higher fence, or there is no such row.
         """
-        fence, owner = lease.fence, lease.owner
+        fence, mine = lease.fence, (lease.fence, lease.owner)
         version, holder = self.version_column, self.owner_column
         if fence is not None:
             update = (
@@ -108,17 +105,16 @@ class RowGuard:
                 f"WHERE {self.key} = {{}} AND ({version} IS NULL OR {version} < {{}} "
                 f"OR ({version} = {{}} AND {holder} = {{}}))"
             )
-            self._run(cursor, update, fence, owner, row, fence, fence, owner)
+            self._run(cursor, update, *mine, row, fence, *mine)
             if cursor.rowcount > 0:
                 return
         select = f"SELECT {version}, {holder} FROM {self.table} "  # noqa: S608
         self._run(cursor, select + f"WHERE {self.key} = {{}}", row)
         stored, by = cursor.fetchone() or (None, None)
         # Some drivers count only what changed, and a repeated claim changes nothing.
-        if fence is None or (stored, by) != (fence, owner):
+        if fence is None or (stored, by) != mine:
             raise StaleFence(f"{self.table}[{row!r}]", fence, stored)
 
     def _run(self, cursor: Cursor, statement: str, *values: object) -> None:
-        mark = _MARKS[self.paramstyle]
-        marks = (mark.format(number) for number in range(1, len(values) + 1))
+        marks = map(_MARKS[self.paramstyle].format, range(1, len(values) + 1))
         cursor.execute(statement.format(*marks), values)

@@ -196,14 +196,17 @@ class WorkerContainer:
         return self.spec.queues[-1]
 
     def _start(self) -> Process:
+        log = self._folder / f"{self.name}.log"
+        self._told_before = log.read_text(errors="replace") if log.exists() else ""
         return Process(
             self.spec.command(self.name),
-            log=self._folder / f"{self.name}.log",
+            log=log,
             env=self.spec.variables(self._settings),
         )
 
     def _is_ready_or_ended(self) -> bool:
-        return f"{self.name}@tests ready." in self.logs() or not self.process.is_alive
+        told = self.logs().removeprefix(self._told_before)
+        return f"{self.name}@tests ready." in told or not self.process.is_alive
 
 
 def _number_of(name: str | int) -> int:

@@ -96,6 +96,12 @@ def collect(results: list[Any], log: str) -> list[Any]:
     return results
 
 
+@shared_task
+def blame(request: Any, error: Exception, traceback: object, log: str) -> None:
+    del request, traceback
+    tell(log, "blamed", error=type(error).__name__)
+
+
 @shared_task(base=Observed, bind=True)
 def look_at_lease(self: Observed) -> dict[str, Any]:
     lease = self.lease
@@ -394,6 +400,14 @@ def retry_at_once(self: Observed, log: str, times: int) -> None:
 def take(self: Observed, log: str, value: Any, other: Any = 0) -> None:
     """Takes arguments of any type, all of which count."""
     del value, other
+    tell_begun(self, log, "take")
+    wait_at_gate(log, "take")
+
+
+@shared_task(base=Observed, bind=True, lease_key="{log} {value}")
+def take_named(self: Observed, log: str, value: str) -> None:
+    """Has the argument's own text in the name of its lease."""
+    del value
     tell_begun(self, log, "take")
     wait_at_gate(log, "take")
 

@@ -13,11 +13,13 @@ from celery import chain, states
 from harness import eventually
 from histories import find_falling_fences, find_overlaps
 
+from task_lease import InvalidArgument
 from task_lease.keys import PREFIX, lease_keys
 
 if TYPE_CHECKING:
     import redis
     from adapters.celery_journal import Journal
+    from celery import Celery
 
 pytestmark = pytest.mark.usefixtures("app")
 
@@ -113,3 +115,40 @@ def test_sender_knows_the_lease_that_the_worker_takes(
 
     assert begun.lease == name
     assert str(begun.fence) in str(store.get(lease_keys(name).lease))
+
+
+@pytest.mark.parametrize(
+    "value", ["{x}}{", "a\nb\r", "nul\0", "\N{SNAKE}", "k" * 10_000]
+)
+def test_any_text_can_name_a_lease(
+    journal: Journal, store: redis.Redis, value: str
+) -> None:
+    name = tasks.take_named.exclusive_name(journal.log, value)
+
+    tasks.take_named.delay(journal.log, value)
+    begun = journal.wait_begun("take")
+
+    assert begun.lease == name
+    key = lease_keys(name).lease
+    assert str(begun.fence) in str(store.get(key))
+    assert len(key) < 300
+    assert all(char not in key[5:-1] for char in "{}\n\r\0")
+
+
+def test_sender_is_told_of_an_argument_without_stable_form(journal: Journal) -> None:
+    with pytest.raises(InvalidArgument, match="'value'"):
+        tasks.take.exclusive_name(journal.log, object())
+
+
+def test_task_fails_without_a_trace_when_arguments_do_not_fit(
+    app: Celery, store: redis.Redis
+) -> None:
+    pattern = f"{PREFIX}:{{{tasks.or_raise.name}:*"
+    before = set(store.scan_iter(pattern))
+
+    result = app.send_task(tasks.or_raise.name, ("log", "key", "more", "and more"))
+
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        result.get(timeout=PATIENCE)
+    assert result.state == states.FAILURE
+    assert set(store.scan_iter(pattern)) <= before

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -11,11 +14,16 @@ from task_lease import Leases
 from task_lease.lease import boottime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from types import FrameType
 
     import redis
 
     from task_lease import LeaseEvent
+
+
+#: Whether a file is one of those in which errors are made to strike.
+STRUCK = re.compile("/(task_lease|redis)/").search
 
 
 class MakeLeases(Protocol):
@@ -30,6 +38,13 @@ class AllExpire(Protocol):
 
     def __call__(self) -> None:
         """Assert it."""
+
+
+class Strike(Protocol):
+    """Interrupts some work, as a signal would."""
+
+    def __call__(self, place: int, work: Callable[[], object]) -> bool:
+        """Raise at the n-th place; return whether there are so many."""
 
 
 class Clock:
@@ -101,7 +116,38 @@ def all_expire(client: redis.Redis) -> AllExpire:
     """Give an assertion that every key in the test's database has an expiry."""
 
     def check() -> None:
-        endless = [key for key in client.keys() if client.pttl(key) == -1]
+        endless = [key for key in client.scan_iter() if client.pttl(key) == -1]
         assert endless == []
 
     return check
+
+
+@pytest.fixture
+def strike() -> Iterator[Strike]:
+    """Give a function that interrupts work at any call that it makes.
+
+    Only calls of our own code and of redis-py count: where an error strikes in the
+    logging or threading of Python, they may keep a lock for ever.
+    """
+
+    def strike(place: int, work: Callable[[], object]) -> bool:
+        left = place
+
+        def count(frame: FrameType, event: str, _: object) -> None:
+            nonlocal left
+            if event in {"call", "c_return"} and STRUCK(frame.f_code.co_filename):
+                left -= 1
+                if left == 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        with suppress(KeyboardInterrupt):
+            sys.setprofile(count)
+            try:
+                work()
+            finally:
+                sys.setprofile(None)
+        return left <= 0
+
+    yield strike
+    sys.setprofile(None)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import redis
-    from core.conftest import MakeLeases
+    from core.conftest import MakeLeases, Strike
 
     from task_lease import Lease
     from task_lease.errors import LostReason
@@ -333,7 +333,8 @@ def test_nothing_strikes_after_the_body_has_ended(
             lease._lost = None
             losing = lose_soon(lease, delay=chance.uniform(0, 0.001))
             try:
-                outcomes.append(hold(lease, lambda: time.sleep(0.0005) or "kept"))
+                hold(lease, lambda: time.sleep(0.0005))
+                outcomes.append("kept")
             except LeaseLost:
                 outcomes.append("lost")
             # Whatever struck from here on would escape.
@@ -469,7 +470,7 @@ def test_current_lease_is_that_of_the_innermost_body(
             hold(inner, lambda: seen.append(current_lease()))
             seen.append(current_lease())
             with suppress(KeyError):
-                hold(inner, lambda: {}["missing"])
+                hold(inner, lambda: dict[str, str]()["missing"])
             seen.append(current_lease())
 
         hold(outer, outer_body)
@@ -667,49 +668,13 @@ def test_interrupt_delivers_nothing_unless_armed(
 # A loss that strikes anywhere
 
 
-class Strikes:
-    """Raises an error at the n-th place at which a signal could be handled."""
-
-    def __init__(self, place: int, error: Callable[[], BaseException]) -> None:
-        self.left = place
-        self._error = error
-
-    def __call__(self, frame: Any, event: str, _: object) -> None:
-        if event in {"call", "c_return"}:
-            self.left -= 1
-            if self.left == 0:
-                sys.setprofile(None)
-                raise self._error()
-
-
-def strike_everywhere(work: Callable[[], object]) -> Iterator[int]:
-    """Do some work again and again, interrupted at one place after the other."""
+def test_hold_leaves_nothing_behind_wherever_it_is_interrupted(
+    lease: Lease, strike: Strike
+) -> None:
     place = 0
-    while True:
-        place += 1
-        strikes = Strikes(place, KeyboardInterrupt)
-        with suppress(KeyboardInterrupt):
-            sys.setprofile(strikes)
-            try:
-                work()
-            finally:
-                sys.setprofile(None)
-        if strikes.left > 0:
-            break
-        yield place
 
-
-def test_hold_leaves_nothing_behind_wherever_it_is_interrupted(lease: Lease) -> None:
-    places = 0
-    handler: Any = None
-
-    for place in strike_everywhere(lambda: hold(lease, lambda: None)):
-        places = place
-        handler = handler or signal.getsignal(signal.SIGURG)
+    while strike(place := place + 1, lambda: hold(lease, lambda: None)):
         assert current_lease() is None
         assert hold(lease, lambda: "works") == "works"
 
-    assert places > 20
-    handler.armed.clear()
-
-
+    assert place > 20

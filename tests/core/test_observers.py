@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from harness import eventually
 
-from task_lease import LeaseEvent, Leases, LeaseLost, log_event
+from task_lease import LeaseEvent, LeaseLost, Leases, log_event
 from task_lease.observers import Announcer
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def test_log_event_is_silent_when_the_phase_is_silenced(
 def test_announcer_tells_all_others_when_an_observer_raises(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    first, last = [], []
+    first: list[LeaseEvent] = []
+    last: list[LeaseEvent] = []
     announce = Announcer([first.append, FailingObserver(), last.append])
     event = LeaseEvent("acquired", "invoice:42")
 

@@ -11,6 +11,7 @@ import redis
 from harness import Server, eventually, read_stat
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from task_lease import LeaseLost, StoreUnavailable
 from task_lease.answers import Granted, Refused
@@ -122,12 +123,12 @@ def place(patience: float = 60, channel: str = "tl1:wake:test") -> Place:
     return Place(channel, patience)
 
 
-def server_ms(client: redis.Redis) -> int:
+def server_ms(client: Any) -> int:
     seconds, us = client.time()
     return int(seconds) * 1000 + int(us) // 1000
 
 
-def holder_of(client: redis.Redis) -> str | None:
+def holder_of(client: Any) -> str | None:
     stored = client.get(KEYS.lease)
     return stored.decode().split(" ")[0] if stored else None
 
@@ -143,7 +144,7 @@ def test_acquire_gives_the_same_answer_when_it_is_repeated(store: Store) -> None
 
 
 def test_acquire_sets_the_full_ttl_again_when_it_is_mine(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me", ttl=10)
     client.pexpire(KEYS.lease, 500)
@@ -164,9 +165,7 @@ def test_conflict_says_all_about_the_holder(store: Store) -> None:
     assert answer.arrival == ""
 
 
-def test_conflict_changes_nothing_of_the_holder(
-    store: Store, client: redis.Redis
-) -> None:
+def test_conflict_changes_nothing_of_the_holder(store: Store, client: Any) -> None:
     granted(store, "me", ttl=20)
     before = client.get(KEYS.lease)
 
@@ -185,7 +184,7 @@ def test_conflict_changes_nothing_of_the_holder(
     ],
 )
 def test_conflict_cuts_the_rest_to_the_ttl_when_the_clock_stepped_back(
-    store: Store, client: redis.Redis, step_back: Callable[[redis.Redis], object]
+    store: Store, client: Any, step_back: Callable[[Any], object]
 ) -> None:
     granted(store, "me", ttl=20)
     step_back(client)
@@ -197,7 +196,7 @@ def test_conflict_cuts_the_rest_to_the_ttl_when_the_clock_stepped_back(
 
 
 def test_conflict_leaves_the_rest_alone_when_it_is_within_the_ttl(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me", ttl=20)
     client.pexpire(KEYS.lease, 5000)
@@ -208,7 +207,7 @@ def test_conflict_leaves_the_rest_alone_when_it_is_within_the_ttl(
 
 @pytest.mark.parametrize("record", ["", "{", "[1]", "null", "7", "text", '"x"'])
 def test_conflict_has_an_unknown_holder_when_the_record_is_none(
-    store: Store, client: redis.Redis, record: str
+    store: Store, client: Any, record: str
 ) -> None:
     client.set(KEYS.lease, f"me 17 20000 {record}", px=20_000)
 
@@ -220,7 +219,7 @@ def test_conflict_has_an_unknown_holder_when_the_record_is_none(
 
 @pytest.mark.parametrize("text", ["", "me", "me 17", "me x 20000 {}", "{}"])
 def test_acquire_leaves_a_key_alone_that_is_no_lease(
-    store: Store, client: redis.Redis, text: str
+    store: Store, client: Any, text: str
 ) -> None:
     client.set(KEYS.lease, text, px=20_000)
 
@@ -244,7 +243,7 @@ def test_fences_grow_from_holder_to_holder(store: Store) -> None:
 
 
 def test_fence_is_the_time_of_the_server_when_there_is_no_floor(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     before = server_ms(client)
 
@@ -257,7 +256,7 @@ def test_fence_is_the_time_of_the_server_when_there_is_no_floor(
     "floor", [4_102_444_800_000_001, 9_000_000_000_000_123, 9_007_199_254_739_000]
 )
 def test_fence_stays_above_the_floor_to_the_last_digit(
-    store: Store, client: redis.Redis, floor: int
+    store: Store, client: Any, floor: int
 ) -> None:
     client.set(KEYS.fence, floor, px=1_000_000)
 
@@ -270,7 +269,7 @@ def test_fence_stays_above_the_floor_to_the_last_digit(
 
 
 def test_fences_differ_when_two_sides_of_a_failover_issue_them(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     drawn = set()
     for _ in range(20):
@@ -282,7 +281,7 @@ def test_fences_differ_when_two_sides_of_a_failover_issue_them(
 
 
 def test_floor_outlives_the_time_at_which_the_clock_reaches_its_fence(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     ahead_ms = server_ms(client) + DAY * 1000
     client.set(KEYS.fence, ahead_ms * 1000, px=5000)
@@ -295,7 +294,7 @@ def test_floor_outlives_the_time_at_which_the_clock_reaches_its_fence(
 
 
 def test_floor_is_kept_when_the_holder_only_renews_or_asks_again(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     fence = granted(store, "me")
 
@@ -306,9 +305,7 @@ def test_floor_is_kept_when_the_holder_only_renews_or_asks_again(
     assert client.pttl(KEYS.fence) > SOON * 1000 - 60_000
 
 
-def test_no_floor_is_left_when_fences_have_no_life(
-    forgets: Store, client: redis.Redis
-) -> None:
+def test_no_floor_is_left_when_fences_have_no_life(forgets: Store, client: Any) -> None:
     first = granted(forgets, "me")
     forgets.release(KEYS, "me")
 
@@ -319,9 +316,7 @@ def test_no_floor_is_left_when_fences_have_no_life(
 # Renew
 
 
-def test_renew_tells_apart_what_is_mine_in_a_batch(
-    store: Store, client: redis.Redis
-) -> None:
+def test_renew_tells_apart_what_is_mine_in_a_batch(store: Store, client: Any) -> None:
     granted(store, "me", ttl=10)
     granted(store, "you", keys=OTHER_KEYS)
     client.pexpire(KEYS.lease, 500)
@@ -341,7 +336,7 @@ def test_renew_tells_apart_what_is_mine_in_a_batch(
 
 
 def test_renew_judges_each_by_itself_when_one_key_is_broken(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     client.lpush(OTHER_KEYS.lease, "no lease")
@@ -358,7 +353,7 @@ def test_renew_of_nothing_is_nothing(store: Store) -> None:
 
 
 def test_renew_gives_back_an_expiry_that_somebody_took_away(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     client.persist(KEYS.lease)
@@ -370,7 +365,7 @@ def test_renew_gives_back_an_expiry_that_somebody_took_away(
 # Release
 
 
-def test_release_ends_only_what_is_mine(store: Store, client: redis.Redis) -> None:
+def test_release_ends_only_what_is_mine(store: Store, client: Any) -> None:
     granted(store, "me")
 
     for stranger in ("you", "m", "me2", "", " ", "me "):
@@ -382,7 +377,7 @@ def test_release_ends_only_what_is_mine(store: Store, client: redis.Redis) -> No
 
 
 def test_release_never_ends_the_next_lease_when_mine_ran_out(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     client.delete(KEYS.lease)
@@ -393,15 +388,13 @@ def test_release_never_ends_the_next_lease_when_mine_ran_out(
     assert holder_of(client) == "you"
 
 
-def test_release_of_what_nobody_holds_leaves_nothing(
-    store: Store, client: redis.Redis
-) -> None:
+def test_release_of_what_nobody_holds_leaves_nothing(store: Store, client: Any) -> None:
     assert not store.release(KEYS, "me").mine
     assert client.keys() == []
 
 
 def test_release_leaves_only_the_floor(
-    store: Store, client: redis.Redis, all_expire: AllExpire
+    store: Store, client: Any, all_expire: AllExpire
 ) -> None:
     granted(store, "me")
 
@@ -415,7 +408,7 @@ def test_release_leaves_only_the_floor(
 
 
 def test_waiters_are_handed_the_lease_first_come_first_served(
-    store: Store, client: redis.Redis, all_expire: AllExpire
+    store: Store, client: Any, all_expire: AllExpire
 ) -> None:
     fences = [granted(store, "w0")]
     for waiter in ("w1", "w2", "w3"):
@@ -433,7 +426,7 @@ def test_waiters_are_handed_the_lease_first_come_first_served(
 
 
 def test_handed_lease_is_short_until_the_waiter_takes_it(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     refused(store, "you", place=place(), ttl=60)
@@ -449,7 +442,7 @@ def test_handed_lease_is_short_until_the_waiter_takes_it(
 
 
 def test_handed_lease_is_never_longer_than_the_waiters_ttl(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     refused(store, "you", place=place(), ttl=0.5)
@@ -460,7 +453,7 @@ def test_handed_lease_is_never_longer_than_the_waiters_ttl(
 
 
 def test_waiter_is_told_on_its_channel_when_it_is_handed_the_lease(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     refused(store, "you", place=place(channel="tl1:wake:here"))
@@ -474,7 +467,7 @@ def test_waiter_is_told_on_its_channel_when_it_is_handed_the_lease(
 
 
 def test_newcomer_does_not_jump_in_when_somebody_waits(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     refused(store, "first", place=place())
@@ -489,7 +482,7 @@ def test_newcomer_does_not_jump_in_when_somebody_waits(
 
 
 def test_second_waiter_gives_way_when_the_lease_ran_out(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     refused(store, "first", place=place())
@@ -501,7 +494,7 @@ def test_second_waiter_gives_way_when_the_lease_ran_out(
 
 
 def test_first_waiter_takes_what_ran_out_without_a_release(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     refused(store, "first", place=place())
@@ -512,9 +505,7 @@ def test_first_waiter_takes_what_ran_out_without_a_release(
     assert client.exists(KEYS.queue, KEYS.waiters) == 0
 
 
-def test_waiter_keeps_its_place_when_it_asks_again(
-    store: Store, client: redis.Redis
-) -> None:
+def test_waiter_keeps_its_place_when_it_asks_again(store: Store, client: Any) -> None:
     granted(store, "me")
     arrival = refused(store, "first", place=place()).arrival
     refused(store, "second", place=place())
@@ -527,7 +518,7 @@ def test_waiter_keeps_its_place_when_it_asks_again(
 
 
 def test_waiter_gets_its_place_back_when_it_was_handed_and_came_too_late(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     arrival = refused(store, "late", place=place()).arrival
@@ -542,7 +533,7 @@ def test_waiter_gets_its_place_back_when_it_was_handed_and_came_too_late(
     assert client.zrange(KEYS.queue, 0, -1) == [b"late", b"third"]
 
 
-def test_dead_waiters_are_passed_over(store: Store, client: redis.Redis) -> None:
+def test_dead_waiters_are_passed_over(store: Store, client: Any) -> None:
     granted(store, "me")
     for waiter in ("dead-1", "dead-2", "alive", "dead-3"):
         refused(store, waiter, place=place())
@@ -560,7 +551,7 @@ def test_dead_waiters_are_passed_over(store: Store, client: redis.Redis) -> None
 
 
 def test_waiter_without_its_particulars_is_passed_over(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     refused(store, "half", place=place())
@@ -573,7 +564,7 @@ def test_waiter_without_its_particulars_is_passed_over(
 
 
 def test_queue_ends_by_itself_when_all_who_waited_are_gone(
-    store: Store, client: redis.Redis, all_expire: AllExpire
+    store: Store, client: Any, all_expire: AllExpire
 ) -> None:
     granted(store, "me", ttl=20)
 
@@ -589,7 +580,7 @@ def test_queue_ends_by_itself_when_all_who_waited_are_gone(
 
 
 def test_release_by_one_who_only_waits_leaves_the_queue(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     refused(store, "you", place=place())
@@ -601,7 +592,7 @@ def test_release_by_one_who_only_waits_leaves_the_queue(
 
 
 def test_handed_lease_goes_on_when_the_waiter_has_given_up(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     refused(store, "first", place=place())
@@ -614,7 +605,7 @@ def test_handed_lease_goes_on_when_the_waiter_has_given_up(
 
 
 def test_lease_ends_all_the_same_when_the_hand_over_fails(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     granted(store, "me")
     refused(store, "you", place=place())
@@ -628,7 +619,7 @@ def test_lease_ends_all_the_same_when_the_hand_over_fails(
 
 
 def test_everything_expires_after_each_step(
-    store: Store, client: redis.Redis, all_expire: AllExpire
+    store: Store, client: Any, all_expire: AllExpire
 ) -> None:
     for turn in range(30):
         me, you, she = f"me-{turn}", f"you-{turn}", f"she-{turn}"
@@ -651,7 +642,7 @@ def test_everything_expires_after_each_step(
 
 
 def test_every_operation_works_when_the_server_forgot_its_script(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     client.script_flush()
     granted(store, "me")
@@ -668,7 +659,7 @@ def test_every_operation_works_when_the_server_forgot_its_script(
 
 
 def test_operation_is_called_by_its_digest_when_the_server_knows_it(
-    store: Store, client: redis.Redis
+    store: Store, client: Any
 ) -> None:
     for _ in range(3):
         granted(store, "me")
@@ -691,7 +682,7 @@ def test_operation_is_called_by_its_digest_when_the_server_knows_it(
 
 
 def test_acquire_is_granted_once_when_its_reply_was_lost(
-    lossy: Store, line: LosesReplies, client: redis.Redis
+    lossy: Store, line: LosesReplies, client: Any
 ) -> None:
     line.loses = 1
 
@@ -703,7 +694,7 @@ def test_acquire_is_granted_once_when_its_reply_was_lost(
 
 
 def test_waiter_has_one_place_when_the_reply_was_lost(
-    lossy: Store, line: LosesReplies, client: redis.Redis
+    lossy: Store, line: LosesReplies, client: Any
 ) -> None:
     granted(lossy, "me")
     line.loses = 1
@@ -729,7 +720,7 @@ def test_renewal_is_told_or_unknown_when_its_reply_was_lost(
 
 
 def test_release_was_mine_when_its_reply_was_lost(
-    lossy: Store, line: LosesReplies, client: redis.Redis
+    lossy: Store, line: LosesReplies, client: Any
 ) -> None:
     granted(lossy, "me")
     line.loses = 1
@@ -741,7 +732,7 @@ def test_release_was_mine_when_its_reply_was_lost(
 
 
 def test_hand_over_happens_once_when_the_reply_of_a_release_was_lost(
-    lossy: Store, line: LosesReplies, client: redis.Redis
+    lossy: Store, line: LosesReplies, client: Any
 ) -> None:
     granted(lossy, "me")
     refused(lossy, "first", place=place())
@@ -755,7 +746,7 @@ def test_hand_over_happens_once_when_the_reply_of_a_release_was_lost(
 
 
 def test_store_is_unavailable_when_two_replies_were_lost(
-    lossy: Store, line: LosesReplies, client: redis.Redis
+    lossy: Store, line: LosesReplies, client: Any
 ) -> None:
     line.loses = 2
 
@@ -777,6 +768,7 @@ class InterruptedConnection(redis.Connection):
 
     strikes = False
 
+    @override
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         if InterruptedConnection.strikes:
             InterruptedConnection.strikes = False

@@ -9,18 +9,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
 from harness import Process, Server, eventually
+from typing_extensions import override
 
-from task_lease import Lease, LeaseConflict, Leases, LeaseLost, StoreUnavailable
+from task_lease import Lease, LeaseConflict, LeaseLost, Leases, StoreUnavailable
 from task_lease.exclusive import hold
 from task_lease.waiting import Alarm, Wakeups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    import redis
     from conftest import Spawn
-    from core.conftest import AllExpire, Events, MakeLeases
+    from core.conftest import AllExpire, Events, MakeLeases, Strike
 
 KEY = "tl1:{invoice:42}"
 QUEUE = f"{KEY}:q"
@@ -55,6 +56,7 @@ class Waiter(threading.Thread):
         self.error: Exception | None = None
         self.got_at = 0.0
 
+    @override
     def run(self) -> None:
         try:
             self.lease = self._leases.acquire("invoice:42", **self._options)
@@ -308,10 +310,32 @@ def test_waiter_gets_the_lease_when_its_wake_up_is_lost(
     assert waiter.outcome().state == "held"
 
 
-def test_waiter_gets_the_lease_when_it_never_hears_anything(
-    make_leases: MakeLeases, client: redis.Redis, start_waiter: Callable[..., Waiter]
+def test_waiter_gets_the_lease_when_it_was_handed_before_anybody_heard(
+    make_leases: MakeLeases,
+    start_waiter: Callable[..., Waiter],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Nobody hears what is told on another channel.
+    monkeypatch.setattr("task_lease.client._LONGEST_REST", 60.0)
+    leases = make_leases(ttl=60)
+    held = leases.acquire("invoice:42")
+    connect, may_connect = leases._wakeups._connect, threading.Event()
+
+    def connect_late() -> redis.Redis:
+        may_connect.wait(20)
+        return connect()
+
+    monkeypatch.setattr(leases._wakeups, "_connect", connect_late)
+    waiter = start_waiter(leases)
+
+    held.release()
+    may_connect.set()
+
+    assert waiter.outcome().state == "held"
+
+
+def test_waiter_gets_the_lease_when_it_never_hears_anything(
+    make_leases: MakeLeases, start_waiter: Callable[..., Waiter]
+) -> None:
     leases = make_leases(ttl=1.5)
     held = leases.acquire("invoice:42")
     leases._wakeups._listen = lambda: time.sleep(30)  # type: ignore[method-assign]
@@ -326,7 +350,14 @@ def test_waiters_live_when_the_channel_is_forbidden(
     private_server: Server, make_leases: MakeLeases
 ) -> None:
     with private_server.client() as admin:
-        admin.execute_command(*"ACL SETUSER mute on >word ~* resetchannels +@all".split())
+        admin.acl_setuser(
+            "mute",
+            enabled=True,
+            passwords=["+word"],
+            keys=["*"],
+            reset_channels=True,
+            categories=["+@all"],
+        )
     url = f"redis://mute:word@127.0.0.1:{private_server.port}/0"
     leases = make_leases(url, ttl=1.5)
     held = leases.acquire("invoice:42")
@@ -498,39 +529,11 @@ def test_listener_is_started_again_when_it_has_died(client: redis.Redis) -> None
 # An interruption anywhere
 
 
-@pytest.fixture
-def strikes() -> Iterator[Callable[[int, Callable[[], object]], bool]]:
-    """Interrupt some work at its n-th call; return whether it had so many."""
-
-    def strike(place: int, work: Callable[[], object]) -> bool:
-        left = place
-
-        def count(_: object, event: str, __: object) -> None:
-            nonlocal left
-            if event in {"call", "c_return"}:
-                left -= 1
-                if left == 0:
-                    sys.setprofile(None)
-                    raise KeyboardInterrupt
-
-        # Where it strikes in the start of a thread, Python makes it a RuntimeError.
-        with suppress(KeyboardInterrupt, RuntimeError):
-            sys.setprofile(count)
-            try:
-                work()
-            finally:
-                sys.setprofile(None)
-        return left <= 0
-
-    yield strike
-    sys.setprofile(None)
-
-
 @may_leave_files_open
 def test_waiting_works_on_wherever_a_waiter_was_interrupted(
     make_leases: MakeLeases,
     client: redis.Redis,
-    strikes: Callable[[int, Callable[[], object]], bool],
+    strike: Strike,
     events: Events,
 ) -> None:
     leases = make_leases(ttl=60)
@@ -541,7 +544,7 @@ def test_waiting_works_on_wherever_a_waiter_was_interrupted(
             leases.acquire("invoice:42", timeout=0.005)
 
     place = 1
-    while strikes(place, wait):
+    while strike(place, wait):
         # Redis-py and our own code have some hundred places; a sample of them will do.
         place += 3
         assert leases._wakeups._waiting == {}
