@@ -59,6 +59,8 @@ def _on_worker_init(sender: Any, **_: object) -> None:
     # Not at the top: whoever only sends tasks needs no worker.
     from celery_lease.request import write_receipt  # noqa: PLC0415
 
+    if not _wants_leases(sender.app):
+        return
     try:
         adopt(sender.app)
     except LeaseError as error:
@@ -68,8 +70,16 @@ def _on_worker_init(sender: Any, **_: object) -> None:
     signals.task_received.connect(write_receipt, weak=False)
 
 
+def _wants_leases(app: Celery) -> bool:
+    """Return whether anything in the app is leased: a worker of another needs none."""
+    named = any(str(key).lower().endswith("lease_queues") for key in app.conf)
+    return named or any(isinstance(task, Guard) for task in app.tasks.values())
+
+
 def _on_after_setup(instance: Any, **_: object) -> None:
     """Look at the whole once the worker knows its queues."""
+    if not _wants_leases(instance.app):
+        return
     app_leases = AppLeases.of(instance.app)
     problems = _problems(instance.app, app_leases)
     for problem in problems:
@@ -98,7 +108,7 @@ def _on_process_init(sender: Any, **_: object) -> None:
 
     del sender
     app = cast("Any", current_app)._get_current_object()  # noqa: SLF001 - their idiom
-    for task in adopt(app):
+    for task in adopt(app) if _wants_leases(app) else ():
         task.__trace__ = build_tracer(task.name, task, app.loader, app=app)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from celery_lease.signals import send_signal
 from task_lease.arguments import Binder
 from task_lease.client import Leases
-from task_lease.config import SETTINGS, LeaseConfig
+from task_lease.config import SETTINGS, LeaseConfig, check_flag, check_seconds
 from task_lease.errors import InvalidConfig
 from task_lease.observers import log_event
 
@@ -60,25 +60,26 @@ class AppLeases:
     def __init__(self, app: Celery) -> None:
         self._app = app
         settings = dict(_app_settings(app))
-        queues = settings.pop("queues", None) or {}
-        self.eager = bool(settings.pop("eager", False))
+        queues = settings.pop("queues", None)
+        self.eager = check_flag("lease_eager", settings.pop("eager", False))
         self.checks = _checked_choice("checks", settings.pop("checks", "warn"))
         of_store: dict[str, Any] = {
             name: settings.pop(name)
             for name in ("fence_life", "proof_of_death")
             if name in settings
         }
-        store: Any = settings.pop("url", None) or _url(app)
-        observers = (log_event, send_signal)
-        self.leases = Leases(store, observers=observers, **of_store)
+        url = settings.pop("url", None)
+        self.leases = _leases(_url(app) if url is None else url, of_store)
         self._defaults = _checked("", settings, _DEFAULTS)
-        self._queues = _checked_queues(queues)
+        self._queues = _checked_queues({} if queues is None else queues)
         self._plans: dict[tuple[str, str], Plan | None] = {}
         self._routes: dict[tuple[str, str], str] | None = None
         options = app.conf.get("broker_transport_options") or {}
-        timeout = options.get("visibility_timeout", _VISIBILITY_TIMEOUT)
+        timeout = options.get("visibility_timeout")
         #: Seconds after which a broker delivers again what is not acknowledged.
-        self.visibility_timeout = float(timeout)
+        self.visibility_timeout = check_seconds(
+            "visibility_timeout", _VISIBILITY_TIMEOUT if timeout is None else timeout
+        )
         #: Seconds that a task which comes back may be delayed at the most.
         self.longest_delay = max(self.visibility_timeout * _SHARE, 1.0)
 
@@ -227,6 +228,14 @@ def _checked(
     with naming_setting(where):
         LeaseConfig().with_settings(settings)
     return dict(settings)
+
+
+def _leases(store: Any, settings: Mapping[str, Any]) -> Leases:
+    try:
+        return Leases(store, observers=(log_event, send_signal), **settings)
+    except InvalidConfig as error:
+        setting = "url" if error.setting == "store" else error.setting
+        raise InvalidConfig(f"{PREFIX}{setting}", error.value, error.rule) from error
 
 
 def _checked_choice(name: str, value: object) -> str:

@@ -27,6 +27,7 @@ PREFIX = "RQ_LEASE_"
 # What two calls of a function have in common is a matter of the function alone.
 _DEFAULTS = frozenset(SETTINGS) - {"key"}
 _OF_STORE = frozenset({"fence_life", "proof_of_death"})
+_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None}
 _KNOWN = _DEFAULTS | _OF_STORE | {"url", "queues"}
 
 
@@ -116,6 +117,9 @@ def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, object]]:
 
 
 def _read(variable: str, text: str) -> object:
+    # As JSON has it, and as Python and this documentation spell it.
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
     try:
         return json.loads(text)
     except ValueError as error:

@@ -10,6 +10,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from rq.logutils import setup_loghandlers
 from rq.version import VERSION
 from rq.worker import BaseWorker, SimpleWorker, SpawnWorker, Worker
 from typing_extensions import override
@@ -116,6 +117,9 @@ class Leasing(BaseWorker):
                 "is scheduled and needs a worker with a scheduler to come back",
                 self.name,
             )
+        # RQ's command configures the loggers of RQ alone.
+        level = args[0] if args else kwargs.get("logging_level", "INFO")
+        setup_loghandlers(level, name="task_lease")
         super().bootstrap(*args, **kwargs)
 
     @override

@@ -165,7 +165,7 @@ def holder_of(record: str) -> Holder:
     """Read a holder's record; what is no record becomes an empty one."""
     try:
         holder = json.loads(record)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return cast("Holder", holder) if isinstance(holder, dict) else {}
 

@@ -17,7 +17,7 @@ from task_lease.claims import (
     holder_of,
     record_of,
 )
-from task_lease.config import check_seconds, check_ttl
+from task_lease.config import check_flag, check_seconds, check_ttl
 from task_lease.connection import REQUEST_TIMEOUT, client_for
 from task_lease.errors import AlreadyDone, LeaseConflict, StoreUnavailable
 from task_lease.heartbeat import Heartbeat
@@ -96,7 +96,7 @@ class Leases:
         clock: Callable[[], float] = boottime,
     ) -> None:
         self._ttl = check_ttl(ttl)
-        self._proof_of_death = proof_of_death
+        self._proof_of_death = check_flag("proof_of_death", proof_of_death)
         self._clock = clock
         life = check_seconds("fence_life", fence_life, longest=10 * 365 * 86_400)
         client = client_for(store, REQUEST_TIMEOUT)

@@ -141,6 +141,17 @@ def check_seconds(
     return value
 
 
+def check_flag(setting: str, value: object) -> bool:
+    """Return a setting that is either on or off.
+
+    Raises:
+        InvalidConfig: If it is neither True nor False.
+    """
+    if not isinstance(value, bool):
+        raise InvalidConfig(setting, value, "must be True or False")
+    return value
+
+
 def _check_limit(limit: object) -> None:
     if limit is None:
         return

@@ -258,7 +258,7 @@ def _is_parent(conflict: Conflict, claim: Claim) -> bool:
     """Whether the holder sent this task: another task, or its own earlier try."""
     holder_id = conflict.refused.holder.get("id")
     return bool(holder_id) and (
-        holder_id in {claim.parent, *claim.parents}
+        holder_id in (claim.parent, *claim.parents)
         or (holder_id == claim.id and not _is_copy(conflict, claim))
     )
 

@@ -8,6 +8,7 @@ result backend. "Could not get it" (`LeaseConflict`) and "no longer have it"
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, TypedDict
 
 from typing_extensions import override
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
     LostReason: TypeAlias = Literal["stolen", "expired", "unreachable"]
+
+
+# A URL in the wrong place: what stands before its last @, and a password in its query.
+_SECRETS = re.compile(r"(://)[^\s'\"]*(?=@)|(?<=password=)[^&\s'\"]*")
+_LONGEST_SHOWN = 200
 
 
 class Holder(TypedDict, total=False):
@@ -46,6 +52,7 @@ class InvalidConfig(LeaseError, ValueError):
     """A setting has a value that its rule does not allow."""
 
     def __init__(self, setting: str = "", value: object = None, rule: str = "") -> None:
+        value = _presentable(value)
         super().__init__(setting, value, rule)
         self.setting = setting
         self.value = value
@@ -53,7 +60,24 @@ class InvalidConfig(LeaseError, ValueError):
 
     @override
     def __str__(self) -> str:
-        return f"{self.setting}={self.value!r}: {self.rule}"
+        shown = _text_of(self.value)
+        if len(shown) > _LONGEST_SHOWN:
+            shown = f"{shown[:_LONGEST_SHOWN]}…"
+        return f"{self.setting}={shown}: {self.rule}"
+
+
+def _presentable(value: object) -> object:
+    """Return the value, or its text with what looks like a secret left out."""
+    text = _text_of(value)
+    shown = _SECRETS.sub("\\1…", text)
+    return value if shown == text else shown
+
+
+def _text_of(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - it is the value that is wrong, not we
+        return f"<{type(value).__name__}>"
 
 
 class InvalidArgument(LeaseError, TypeError):
@@ -164,7 +188,8 @@ def describe_holder(holder: Holder | None) -> str:
     """Return the holder in a few words for a person."""
     if not holder:
         return "an unknown holder"
-    words = [holder.get("task") or "a process"]
+    # What a record holds was perhaps written by a stranger.
+    words = [str(holder.get("task") or "a process")]
     if holder.get("id"):
         words.append(f"[{holder['id']}]")
     words.append(f"on {holder.get('host', '?')} pid {holder.get('pid', '?')}")

@@ -6,7 +6,10 @@ what it says (run, skip, come back later), and runs the body in `hold`.
 
 from __future__ import annotations
 
+import logging
+import threading
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from task_lease.claims import Conflict
@@ -47,6 +50,8 @@ __all__ = [
     "current_lease",
     "hold",
 ]
+
+logger = logging.getLogger("task_lease.heartbeat")
 
 R = TypeVar("R")
 
@@ -144,7 +149,8 @@ def hold(
         lease: The lease to run under.
         body: What to run.
         on_lost: ``"raise"`` interrupts the body when the lease is lost, ``"flag"``
-            does not, and a callable is called with the lease instead.
+            does not, and a callable is called with the lease instead, in a thread of
+            its own.
         lost_error: What is raised; a class that can be called without arguments.
 
     Raises:
@@ -186,7 +192,20 @@ def _begin(
             lambda lost: interrupt.deliver(lost.name, lost.lost or "expired")
         )
     elif callable(on_lost):
-        lease.when_lost(on_lost)
+        lease.when_lost(partial(_call_apart, on_lost))
+
+
+def _call_apart(on_lost: Callable[..., object], lease: Lease) -> None:
+    """Call what may take its time, for the beating thread has none."""
+
+    def call() -> None:
+        try:
+            on_lost(lease)
+        except Exception:
+            # Nobody is there to catch it.
+            logger.exception("What was to be called on the loss of %r failed", lease)
+
+    threading.Thread(target=call, name="task-lease-on-lost", daemon=True).start()
 
 
 def _end(lease: Lease, interrupt: Interrupt | None) -> None:

@@ -81,10 +81,7 @@ class Heartbeat:
             self._put(lease)
             self._active = True
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="task-lease-heartbeat", daemon=True
-                )
-                self._thread.start()
+                self._start_thread()
             elif lease.next_beat_at < self._wake_at:
                 self._changed.notify()
 
@@ -116,9 +113,21 @@ class Heartbeat:
         self._active = False
         self._idle_wait = _LONGEST_WAIT
 
+    def _start_thread(self) -> None:
+        thread = threading.Thread(
+            target=self._run, name="task-lease-heartbeat", daemon=True
+        )
+        self._thread = thread
+        try:
+            thread.start()
+        except BaseException:
+            # There is none, or one that shall not go on: the next lease tries again.
+            self._thread = None
+            raise
+
     def _run(self) -> None:
         goes_on = True
-        while goes_on:
+        while goes_on and self._thread is threading.current_thread():
             try:
                 goes_on = self._turn()
             except BaseException:

@@ -4,6 +4,10 @@ In the main thread a signal does it, which also ends `time.sleep` and socket rea
 any other thread the interpreter raises at the next bytecode, so a C call that blocks
 is not interrupted.
 
+Python's own logging and threading take locks in places where an error that is raised
+from outside would leave them taken for ever. Whoever then logs would hang, and that can
+be the beating thread; so a loss waits for a moment there.
+
 Bodies can be nested, and a store that cannot be reached costs all their leases at
 once. Then one loss is raised at a time, and the next one when the body that it struck
 has ended: its clean-up is not cut short.
@@ -13,7 +17,10 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import sys
 import threading
+import time
+from _thread import start_new_thread
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -24,6 +31,14 @@ if TYPE_CHECKING:
 
 # Ignored by default, and used neither by Celery nor by RQ (SIGUSR1, SIGUSR2, SIGALRM).
 _SIGNAL = getattr(signal, "SIGURG", None)
+
+# Seconds until another look at a thread that is about to take or to give back a lock,
+# and how many looks it gets; it could also be one that waits for long.
+_LOOK_AGAIN = 0.002
+_MOST_LOOKS = 50
+_LOCKING = frozenset(
+    ("__enter__", "__exit__", "acquire", "release", "notify", "notify_all", "set")
+)
 
 
 class Interrupt(Protocol):
@@ -92,6 +107,35 @@ def _strike(armed: Sequence[N]) -> N | None:
     return None
 
 
+class _Looks:
+    """Says when a thread may be struck, and has another look when it may not."""
+
+    def __init__(self, strike: Callable[[], object]) -> None:
+        self._strike = strike
+        self._left = _MOST_LOOKS
+
+    def is_too_early(self, frame: FrameType | None) -> bool:
+        """Whether the thread is where it must not be struck; then strike later."""
+        if self._left == 0 or not _handles_a_lock(frame):
+            self._left = _MOST_LOOKS
+            return False
+        self._left -= 1
+        # The low-level call, for it takes none of those locks itself.
+        start_new_thread(self._strike_later, ())
+        return True
+
+    def _strike_later(self) -> None:
+        time.sleep(_LOOK_AGAIN)
+        self._strike()
+
+
+def _handles_a_lock(frame: FrameType | None) -> bool:
+    module = frame.f_globals.get("__name__") if frame else None
+    if module == "threading" and frame:
+        return frame.f_code.co_name in _LOCKING
+    return module == "logging"
+
+
 class _SignalHandler:
     """Raises pending losses in the main thread."""
 
@@ -99,10 +143,18 @@ class _SignalHandler:
         self, previous: Callable[[int, FrameType | None], object] | None
     ) -> None:
         self._previous = previous
+        self._looks = _Looks(_signal_main_thread)
         self.armed: list[_BySignal] = []
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a loss waits to be raised."""
+        return any(interrupt.is_pending for interrupt in self.armed)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         # Runs in the main thread between two bytecodes, so it races with nothing.
+        if self.is_pending and self._looks.is_too_early(frame):
+            return
         interrupt = _strike(self.armed)
         if interrupt is not None:
             raise interrupt.loss
@@ -142,7 +194,7 @@ class _BySignal(_Nested):
             armed.remove(self)
 
     def pass_on(self) -> None:
-        if any(interrupt.is_pending for interrupt in self._handler.armed):
+        if self._handler.is_pending:
             _signal_main_thread()
 
 
@@ -158,15 +210,25 @@ class _Nest:
     def __init__(self) -> None:
         self.mutex = threading.Lock()
         self.armed: list[_ByInterpreter] = []
-        self.thread = threading.get_ident()
+        self._thread = threading.get_ident()
+        self._looks = _Looks(self._strike_again)
 
     def strike(self) -> None:
         """Raise what is to be raised now, with the mutex held."""
+        if not any(interrupt.is_pending for interrupt in self.armed):
+            return
+        # Where it stands now is where it is struck.
+        if self._looks.is_too_early(sys._current_frames().get(self._thread)):  # noqa: SLF001 - it is documented
+            return
         interrupt = _strike(self.armed)
         if interrupt is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self.thread), ctypes.py_object(interrupt.error)
+                ctypes.c_ulong(self._thread), ctypes.py_object(interrupt.error)
             )
+
+    def _strike_again(self) -> None:
+        with self.mutex:
+            self.strike()
 
 
 class _Here(threading.local):

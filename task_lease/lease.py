@@ -259,12 +259,14 @@ class Lease:
         now = self._clock()
         if self.notice(now) or self._ended:
             return
+        until = started_at + self.ttl * (1 - _MARGIN)
         if isinstance(reply, StoreUnavailable):
-            self.doubt(str(reply))
+            # Of a request that hung while a later one succeeded, it says nothing.
+            if until >= self._trusted_until:
+                self.doubt(str(reply))
         elif not reply:
             self._lose("stolen")
         else:
-            until = started_at + self.ttl * (1 - _MARGIN)
             self._trusted_until = max(self._trusted_until, until)
             self._at_risk = False
             self.tell("renewed", now - started_at)

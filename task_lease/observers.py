@@ -146,6 +146,9 @@ def _wording(event: LeaseEvent) -> tuple[str, tuple[object, ...]]:
             event.name,
             describe_holder(event.holder),
         )
+    if event.kind in {"parked", "handed"}:
+        done = "is parked beside" if event.kind == "parked" else "is handed"
+        return f"%s [%s] {done} lease %s", (event.task, event.id, event.name)
     return "Lease %s %s (fence %s, %.3f s) %s", (
         event.name,
         event.kind,

@@ -49,7 +49,15 @@ T = TypeVar("T")
 
 # How a request can end without a usable answer. What is not Redis's protocol makes
 # its reader raise nearly anything; what interrupts a task from outside is none of it.
-_NO_ANSWER = (RedisError, OSError, ValueError, TypeError, AttributeError, LookupError)
+_NO_ANSWER = (
+    RedisError,
+    OSError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
 
 _RANDOM_FENCE = 1000
 # Seconds that the mark lives by which two clients find out that they share a database.

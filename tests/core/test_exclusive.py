@@ -400,6 +400,18 @@ def test_policy_is_asked_when_the_parent_went_and_another_came_first(
     assert admission.record["holder"]["id"] == "their-id"
 
 
+@pytest.mark.parametrize("id_", [[1], {}, 7, None, True])
+def test_record_of_a_stranger_confuses_nobody(
+    leases: Leases, client: redis.Redis, id_: object
+) -> None:
+    record = json.dumps({"id": id_, "attempt": id_, "task": id_, "pid": id_})
+    client.set(KEY, f"stranger 17 60000 {record}", px=60_000)
+
+    assert isinstance(admit(leases, CLAIM, SKIP), Skip)
+    with pytest.raises(LeaseConflict, match="is held by"):
+        admit(leases, CLAIM, RAISE)
+
+
 def test_task_without_a_parent_is_nobodys_child(leases: Leases) -> None:
     take(leases, Claim("invoice:42", TTL))
 

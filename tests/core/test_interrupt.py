@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from harness import eventually
 
 from task_lease import LeaseLost, Leases, current_lease
 from task_lease.exclusive import hold
@@ -436,13 +437,50 @@ def test_callable_is_called_with_the_lease_and_nothing_is_interrupted(
     called: list[Lease] = []
 
     def body() -> None:
-        losing = lose_soon(lease, delay=0)
-        losing.join()
+        lose(lease)
+        eventually(lambda: called, 10, "it is called")
 
     with pytest.raises(LeaseLost, match="stolen"):
         hold(lease, body, on_lost=called.append)
 
     assert called == [lease]
+
+
+def test_callable_that_takes_its_time_costs_no_other_lease(
+    make_leases: MakeLeases, client: redis.Redis
+) -> None:
+    leases = make_leases(ttl=0.6)
+    kept, lost = leases.acquire("kept"), leases.acquire("lost")
+    begun, may_end = threading.Event(), threading.Event()
+
+    def take_time(_: Lease) -> None:
+        begun.set()
+        may_end.wait(20)
+
+    def body() -> None:
+        client.delete("tl1:{lost}")
+        assert begun.wait(10)
+        wait(2 * kept.ttl)
+
+    with pytest.raises(LeaseLost, match="lost was lost"):
+        hold(lost, body, on_lost=take_time)
+
+    may_end.set()
+    kept.check(remote=True)
+
+
+def test_error_of_the_callable_is_logged(
+    lease: Lease, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Lease) -> None:
+        raise RuntimeError
+
+    def body() -> None:
+        lose(lease)
+        eventually(lambda: "RuntimeError" in caplog.text, 10, "it is logged")
+
+    with pytest.raises(LeaseLost, match="stolen"):
+        hold(lease, body, on_lost=fail)
 
 
 def test_callable_is_not_called_when_the_body_has_ended(lease: Lease) -> None:
@@ -663,6 +701,97 @@ def test_interrupt_delivers_nothing_unless_armed(
         wait(0.01)
 
     run(work)
+
+
+# Locks of Python's own
+
+
+class Locks:
+    """Code that looks like one of Python's own modules, and where it is struck."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.mutex = threading.Lock()
+        self.entered, self.may_leave = threading.Event(), False
+        source = (
+            f"def {name}(locks):\n"
+            "    locks.mutex.acquire()\n"
+            "    locks.entered.set()\n"
+            "    while not locks.may_leave:\n"
+            "        pass\n"
+            "    locks.mutex.release()\n"
+        )
+        namespace: dict[str, Any] = {"__name__": module}
+        exec(source, namespace)  # noqa: S102 - the text above
+        self.work: Callable[[Locks], None] = namespace[name]
+
+
+@anywhere
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("logging", "acquire"),
+        ("logging", "_acquireLock"),
+        ("logging", "handle"),
+        ("threading", "__enter__"),
+        ("threading", "release"),
+    ],
+)
+def test_loss_waits_for_a_moment_where_a_lock_would_stay_taken(
+    leases: Leases,
+    run: Callable[[Callable[[], None]], None],
+    module: str,
+    name: str,
+) -> None:
+    def work() -> None:
+        lease = leases.acquire("invoice:42")
+        locks = Locks(module, name)
+
+        def lose_in_there() -> None:
+            locks.entered.wait(20)
+            lose(lease)
+            time.sleep(0.01)  # it would be struck by now
+            locks.may_leave = True
+
+        thread = threading.Thread(target=lose_in_there)
+        thread.start()
+
+        def body() -> None:
+            locks.work(locks)
+            loop()
+
+        with pytest.raises(LeaseLost):
+            hold(lease, body)
+        thread.join()
+        assert not locks.mutex.locked()
+
+    run(work)
+
+
+@anywhere
+def test_loss_does_not_wait_for_ever_where_a_lock_is_taken(
+    leases: Leases, run: Callable[[Callable[[], None]], None]
+) -> None:
+    def work() -> None:
+        lease = leases.acquire("invoice:42")
+        losing = lose_soon(lease)
+        with pytest.raises(LeaseLost):
+            hold(lease, lambda: locks.work(locks))
+        losing.join()
+
+    locks = Locks("logging", "acquire")
+    run(work)
+
+
+def test_loss_strikes_at_once_in_other_code_of_a_module_with_locks(
+    leases: Leases,
+) -> None:
+    lease = leases.acquire("invoice:42")
+    losing = lose_soon(lease)
+
+    with pytest.raises(LeaseLost):
+        hold(lease, await_an_event)
+
+    losing.join()
 
 
 # A loss that strikes anywhere

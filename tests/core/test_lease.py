@@ -74,6 +74,21 @@ def test_trust_never_shrinks_when_an_older_answer_comes_later(
     assert lease.trusted_until == trusted_until
 
 
+def test_old_failure_raises_no_doubt_when_a_later_request_succeeded(
+    lease: Lease, clock: Clock
+) -> None:
+    failure = StoreUnavailable("renew", "TimeoutError")
+    started_at = clock()
+    lease.judge(True, started_at + 2)  # noqa: FBT003 - the store's word
+
+    states = []
+    for seconds in (1, 3):
+        lease.judge(failure, started_at + seconds)
+        states.append(lease.state)
+
+    assert states == ["held", "at risk"]
+
+
 def test_success_revives_nothing_when_it_comes_after_the_end_of_trust(
     lease: Lease, clock: Clock, events: Events
 ) -> None:
