@@ -341,14 +341,14 @@ def test_store_is_unavailable_when_it_refuses(
             endless = threading.Thread(target=end_quietly, args=(admin.eval, script, 0))
             endless.start()
 
-    def ask() -> bool:
-        lease = leases.try_acquire("invoice:42")
-        return lease is not None and not lease.release()
+        def ask() -> bool:
+            lease = leases.try_acquire("invoice:42")
+            return lease is not None and not lease.release()
 
-    with pytest.raises(StoreUnavailable, match="failed at acquire"):
-        eventually(ask, 10, "it is refused")
+        with pytest.raises(StoreUnavailable, match="failed at acquire"):
+            eventually(ask, 10, "it is refused")
 
-    assert leases.leases() == []
+        assert leases.leases() == []
 
 
 def end_quietly(call: Callable[..., object], *args: object) -> None:
