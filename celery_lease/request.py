@@ -91,8 +91,10 @@ def _release_when_dead(request: Request) -> None:
         if plan is None:
             return
         name = plan.binder.name(request.args, request.kwargs)
-    except (LeaseError, TypeError):
-        # Then the run had no lease either.
+    except Exception:
+        # Mostly the run had no lease either. But a `key` of the user's may need what
+        # only a child has, and this process must not fall for it.
+        logger.debug("The lease of %s ends by its ttl", request.id, exc_info=True)
         return
     about = (app_leases.leases, name, request.id, plan.config.ttl)
     threading.Thread(

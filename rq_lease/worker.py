@@ -20,6 +20,7 @@ from rq_lease.report import HorseReport
 from rq_lease.run import JobRun
 from rq_lease.settings import WorkerSettings, read_settings
 from rq_lease.sweeper import Sweeper
+from task_lease.config import SHORTEST_TTL, check_seconds
 from task_lease.errors import InvalidConfig, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class Leasing(BaseWorker):
             name = type(self).__name__
             rule = f"needs RQ 3.0, as RQ {VERSION} runs its jobs in a plain Worker"
             raise InvalidConfig("worker_class", name, rule)
+        check_seconds("lease_sweep", self.lease_sweep, shortest=SHORTEST_TTL)
         if self.can_park:
             self._sweeper = Sweeper(self.leases, self.lease_sweep)
             self._sweeper.start()

@@ -7,6 +7,8 @@ from adapters import rq_tasks
 from adapters.rq_workers import PATIENCE, RQ3, Workers, wait_for
 from rq import Queue
 
+from rq_lease.settings import read_settings
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -56,6 +58,7 @@ def test_plain_job_is_leased_when_its_queue_is_configured_on_the_class(
         ("RQ_LEASE_ON_CONFLICT", "never", "must be one of skip, retry, wait, raise"),
         ("RQ_LEASE_TLL", "3", "is no setting; there are RQ_LEASE_FENCE_LIFE"),
         ("RQ_LEASE_URL", "http://localhost", "RQ_LEASE_URL='http://…': must start"),
+        ("RQ_LEASE_PROOF_OF_DEATH", "no", "_OF_DEATH='no': must be True or False"),
         ("RQ_LEASE_FENCE_LIFE", "-1", "RQ_LEASE_FENCE_LIFE=-1: must be at least 0"),
     ],
 )
@@ -67,6 +70,15 @@ def test_worker_refuses_to_start_when_a_variable_is_wrong(
     assert worker.wait(PATIENCE) != 0
     assert "InvalidConfig" in worker.output()
     assert words in worker.output()
+
+
+def test_variable_is_understood_as_python_spells_it() -> None:
+    variables = {"RQ_LEASE_PROOF_OF_DEATH": "False", "RQ_LEASE_RETRY_LIMIT": "None"}
+
+    settings = read_settings(environ=variables)
+
+    assert settings.of_store == {"proof_of_death": False}
+    assert settings.config("reports", {}).retry_limit is None
 
 
 @pytest.mark.skipif(RQ3, reason="RQ 3 can")
