@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import redis
-    from harness import Process
+    from harness import Process, Server
     from rq import Queue
     from rq.job import Job
 
@@ -221,6 +221,42 @@ def test_job_is_scheduled_when_the_store_of_its_own_is_down(
     assert result is not None
     assert "StoreUnavailable" in (result.exc_string or "")
     assert [run.key for run in read_history(history)] == ["c"]
+
+
+@pytest.mark.parametrize("worker_class", CLASSES)
+def test_running_job_is_stopped_when_the_store_of_its_own_goes_away(
+    rq_workers: Workers,
+    rq_queue: Queue,
+    tmp_path: Path,
+    private_server: Server,
+    worker_class: str,
+) -> None:
+    store = {"RQ_LEASE_URL": private_server.url()}
+    rq_workers.start(worker_class=worker_class, env=store)
+    job = rq_queue.enqueue(rq_tasks.hold_briefly_trusted, str(tmp_path / "pid"), "a")
+    pid_in(tmp_path / "pid")
+
+    private_server.kill()
+
+    assert wait_for(job, "finished", "failed") == "failed"
+    result = job.latest_result()
+    assert result is not None
+    assert "LeaseLost: run:a was lost (unreachable)" in (result.exc_string or "")
+
+
+def test_running_job_goes_on_when_the_store_of_its_own_is_back_in_time(
+    rq_workers: Workers, rq_queue: Queue, history: Path, private_server: Server
+) -> None:
+    worker = rq_workers.start(env={"RQ_LEASE_URL": private_server.url()})
+    job = rq_queue.enqueue(rq_tasks.run_or_skip, str(history), "a", 2 * rq_tasks.TTL)
+    with private_server.client() as store:
+        eventually(lambda: store.exists("tl1:{run:a}"), PATIENCE, "it has its lease")
+
+    private_server.restart()
+
+    assert wait_for(job, "finished", "failed") == "finished"
+    assert "was lost" not in worker.output()
+    assert [run.key for run in read_history(history)] == ["a"]
 
 
 def refused(client: redis.Redis, command: str) -> int:
