@@ -94,13 +94,28 @@ def release_after(task: Task[Any, Any], state: str | None) -> None:
         state: The outcome; whoever runs a copy of the message shall know of it.
     """
     request = task.request
-    lease: Lease | None = request.get("lease")
+    lease: Lease | None = request.get("lease") or _left_over(task)
     if lease is None:
         return
     has_outcome = state in _OUTCOMES and not lease.lost
     app_leases = AppLeases.of(task.app)
     copied = has_outcome and app_leases.may_be_copied(task.acks_late, request.__dict__)
     lease.release(remember=2 * app_leases.visibility_timeout if copied else 0.0)
+
+
+def _left_over(task: Task[Any, Any]) -> Lease | None:
+    """Return the lease that a run got, but was interrupted before it could note it.
+
+    A time limit can strike just there; and nobody else would ever end that lease.
+    """
+    app_leases = AppLeases.made_for(task.app)
+    held = app_leases.leases.leases() if app_leases else ()
+    here = threading.current_thread()
+    for lease in held:
+        # The same id in another thread is a live run of which this one was a copy.
+        if lease.thread is here and lease.holder.get("id") == task.request.id:
+            return lease
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,11 +90,16 @@ class AppLeases:
         Raises:
             InvalidConfig: If a ``lease_`` setting of the app is not allowed.
         """
-        found = cast("AppLeases | None", app.__dict__.get(_ATTRIBUTE))
+        found = cls.made_for(app)
         if found is None:
             found = cls(app)
             setattr(app, _ATTRIBUTE, found)
         return found
+
+    @classmethod
+    def made_for(cls, app: Celery) -> AppLeases | None:
+        """Return the leases of an app, None if there was no call for them yet."""
+        return cast("AppLeases | None", app.__dict__.get(_ATTRIBUTE))
 
     @property
     def queues(self) -> frozenset[str]:

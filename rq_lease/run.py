@@ -199,6 +199,7 @@ class JobRun:
             and found is not None
             and found.owner != lease.owner
             and found.holder.get("id") == self._job.id
+            and not found.is_reserved
         ):
             self.is_disowned = True
             # RQ offers no other way to say that there is none to call.

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _PARKED = 2
 _DONE = 3
 _HELD = 2
+# What the owner begins with as long as a lease is kept for a parked job (parking.lua).
+_RESERVED = "parked:"
 
 
 class Granted(NamedTuple):
@@ -40,6 +42,11 @@ class Refused(NamedTuple):
     owner: str
     holder: Holder
     arrival: str
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether it is only kept for a parked job, which does not run yet."""
+        return self.owner.startswith(_RESERVED)
 
 
 class Parked(NamedTuple):

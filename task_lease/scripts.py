@@ -272,8 +272,7 @@ class Store:
             replies = self._renew_all(renewals)
             missing = [i for i, r in enumerate(replies) if isinstance(r, NoScriptError)]
             if missing:
-                self.client.script_load(RENEW.text)
-                again = self._renew_all([renewals[i] for i in missing])
+                again = self._renew_all([renewals[i] for i in missing], known=False)
                 for i, reply in zip(missing, again, strict=True):
                     replies[i] = reply
         except _NO_ANSWER as error:
@@ -361,10 +360,17 @@ class Store:
             *more_args,
         )
 
-    def _renew_all(self, renewals: Sequence[Renewal]) -> list[object]:
+    def _renew_all(
+        self, renewals: Sequence[Renewal], *, known: bool = True
+    ) -> list[object]:
+        # The text itself makes the script known, and needs no right to SCRIPT.
         pipeline = self.client.pipeline(transaction=False)
         for keys, owner, ttl in renewals:
-            pipeline.evalsha(RENEW.digest, 1, keys.lease, owner, milliseconds(ttl))
+            args = (1, keys.lease, owner, milliseconds(ttl))
+            if known:
+                pipeline.evalsha(RENEW.digest, *args)
+            else:
+                pipeline.eval(RENEW.text, *args)
         return cast("list[object]", pipeline.execute(raise_on_error=False))
 
     def _caller(

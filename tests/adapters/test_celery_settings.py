@@ -8,10 +8,12 @@ from adapters import celery_tasks as tasks
 from adapters.celery_journal import PATIENCE
 from adapters.celery_nodes import WorkerSpec
 from celery import Celery, Task
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_lease import ExclusiveTask, current_lease
 from celery_lease.settings import AppLeases
 from task_lease import InvalidConfig
+from task_lease.exclusive import admit
 from task_lease.keys import lease_keys
 
 if TYPE_CHECKING:
@@ -289,6 +291,23 @@ def test_eager_run_takes_a_lease_when_asked_to(url: str, client: redis.Redis) ->
     task = app.task(name="look", base=ExclusiveTask, bind=True, shared=False)(look)
 
     assert task.apply().get()
+    assert not client.exists(lease_keys(task.exclusive_name()).lease)
+
+
+def test_lease_ends_when_a_limit_strikes_before_the_run_knows_of_it(
+    url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = new_app(lease_url=url, lease_eager=True)
+    task = app.task(name="look", base=ExclusiveTask, shared=False)(lease_of_call)
+
+    def strike(*args: Any, **kwargs: Any) -> None:
+        admit(*args, **kwargs)
+        assert client.exists(lease_keys(task.exclusive_name()).lease)
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr("celery_lease.run.admit", strike)
+
+    assert task.apply().state == "FAILURE"
     assert not client.exists(lease_keys(task.exclusive_name()).lease)
 
 

@@ -172,6 +172,22 @@ def test_run_ends_silently_when_its_job_runs_elsewhere(
     assert len(rq_queue.failed_job_registry) == 0
 
 
+def test_job_is_not_dropped_when_its_lease_is_only_reserved_for_it(
+    rq_workers: Workers, rq_queue: Queue, tmp_path: Path, client: redis.Redis
+) -> None:
+    rq_workers.start()
+    job = rq_queue.enqueue(rq_tasks.hold_briefly_trusted, str(tmp_path / "pid"), "a")
+    pid_in(tmp_path / "pid")
+    stored = client.get("tl1:{run:a}")
+    assert isinstance(stored, bytes)
+
+    # As if the store had lost its last write: the hand-over is there, the run is not.
+    reserved = b"parked:0123" + stored[stored.index(b" ") :]
+    client.set("tl1:{run:a}", reserved, px=60_000)
+
+    assert wait_for(job, "finished", "failed") == "failed"
+
+
 def test_job_is_ended_by_its_own_timeout_when_it_holds_a_lease(
     rq_workers: Workers, rq_queue: Queue, tmp_path: Path, client: redis.Redis
 ) -> None:

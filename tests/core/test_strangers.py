@@ -47,6 +47,27 @@ def test_stranger_at_the_lease_key_is_no_more_than_a_conflict_or_a_clear_error(
     assert client.get(KEY) == stored.encode()
 
 
+def test_lease_is_renewed_when_the_user_may_load_no_script(
+    client: redis.Redis, url: str
+) -> None:
+    client.acl_setuser(
+        "beater",
+        enabled=True,
+        passwords=["+word"],
+        categories=["+@all"],
+        commands=["-script"],
+        keys=["*"],
+        channels=["*"],
+    )
+    leases = Leases(url.replace("//", "//beater:word@"), ttl=60.0)
+
+    with leases.acquire("invoice:42", timeout=5) as lease:
+        client.script_flush()
+        lease.renew()
+
+    client.acl_deluser("beater")
+
+
 def test_beats_begin_with_the_next_lease_when_no_thread_could_be_started(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
