@@ -595,6 +595,7 @@ def test_takeover_gives_up_when_the_dead_come_back_for_ever(
 # Threads and memory
 
 
+# What strikes in a finalizer of redis-py is told as a warning, and harms nothing.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_no_lease_is_renewed_for_nobody_wherever_acquire_is_interrupted(
     make_leases: MakeLeases,

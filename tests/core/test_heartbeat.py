@@ -40,6 +40,11 @@ def beating_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "task-lease-heartbeat"]
 
 
+def beats(leases: Leases) -> bool:
+    """Whether these leases have a beating thread; others may have theirs."""
+    return leases._heartbeat._thread is not None
+
+
 class CountedRequests:
     """Counts the renewals that are sent, and how many leases each carries."""
 
@@ -84,10 +89,11 @@ def test_lease_is_kept_for_many_ttls(
 def test_beats_end_when_the_lease_is_released(
     make_leases: MakeLeases, client: redis.Redis, requests: CountedRequests
 ) -> None:
-    with make_leases(ttl=0.5).acquire("invoice:42"):
+    leases = make_leases(ttl=0.5)
+    with leases.acquire("invoice:42"):
         eventually(lambda: len(requests.sizes) > 1, 10, "two beats")
     sent = len(requests.sizes)
-    eventually(lambda: not beating_threads(), 10, "the thread ends")
+    eventually(lambda: not beats(leases), 10, "the thread ends")
 
     assert len(requests.sizes) - sent <= 1
     assert client.exists(KEY) == 0
@@ -97,12 +103,12 @@ def test_thousand_leases_are_renewed_by_one_thread_in_few_requests(
     make_leases: MakeLeases, requests: CountedRequests
 ) -> None:
     leases = make_leases(ttl=6)
-    threads = threading.active_count()
+    threads, beating = threading.active_count(), len(beating_threads())
     held = [leases.acquire(f"invoice:{number}") for number in range(1000)]
 
     eventually(lambda: sum(requests.sizes) >= 1000, 20, "every lease is renewed")
 
-    assert len(beating_threads()) == 1
+    assert len(beating_threads()) <= beating + 1
     assert threading.active_count() <= threads + 2  # it, and a request on its way
     assert len(requests.sizes) <= 10
     for lease in held:
@@ -365,9 +371,9 @@ def test_check_tells_a_paused_process_before_anything_else(
 
     assert process.wait(10) == 0
     # It stood still somewhere in its loop: at most one line was already begun.
-    words = process.output()[len(said) :].replace("works\n", "", 1)
+    words = process.output()[len(said) :]
     assert words.splitlines()[-1] == "told expired False"
-    assert "works" not in words
+    assert words.count("works") <= 1
 
 
 def test_body_of_a_paused_process_is_told_without_a_check(
@@ -598,10 +604,10 @@ def test_beats_begin_again_when_the_thread_had_ended(
     leases = make_leases(ttl=0.6)
     for turn in range(3):
         with leases.acquire(f"invoice:{turn}") as lease:
-            beats = events.kinds().count("renewed")
-            eventually(lambda n=beats: events.kinds().count("renewed") > n, 10, "beat")  # type: ignore[misc]
+            before = events.kinds().count("renewed")
+            eventually(lambda n=before: events.kinds().count("renewed") > n, 10, "beat")  # type: ignore[misc]
             lease.check()
-        eventually(lambda: not beating_threads(), 10, "the thread ends")
+        eventually(lambda: not beats(leases), 10, "the thread ends")
 
 
 def test_memory_stays_flat_when_leases_come_and_go(url: str) -> None:

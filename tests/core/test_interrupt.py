@@ -797,6 +797,8 @@ def test_loss_strikes_at_once_in_other_code_of_a_module_with_locks(
 # A loss that strikes anywhere
 
 
+# What strikes in a finalizer of redis-py is told as a warning, and harms nothing.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_hold_leaves_nothing_behind_wherever_it_is_interrupted(
     lease: Lease, strike: Strike
 ) -> None:

@@ -529,6 +529,8 @@ def test_listener_is_started_again_when_it_has_died(client: redis.Redis) -> None
 # An interruption anywhere
 
 
+# What strikes in a finalizer of redis-py is told as a warning, and harms nothing.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @may_leave_files_open
 def test_waiting_works_on_wherever_a_waiter_was_interrupted(
     make_leases: MakeLeases,
