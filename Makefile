@@ -21,6 +21,11 @@ PYTHON310 := $(shell \
       >/dev/null 2>&1; then command -v $$python; break; fi; \
   done)
 
+# Most tests wait for real processes, so more of them than cores run side by side:
+# whole files, for the tests of one file share their workers.
+JOBS ?= 4
+PYTEST_OPTIONS := --numprocesses $(JOBS) --dist loadfile $(PYTEST_ARGS)
+
 # A change of these sets the environments up anew.
 SETTINGS := setup.cfg pyproject.toml
 TOX := .venv-tox/bin/tox
@@ -59,14 +64,14 @@ demo: .venv/complete
 	@env -u PYTHONSAFEPATH .venv/bin/python -m example_project.demo
 
 test: .venv/complete
-	PYTHONSAFEPATH=1 .venv/bin/pytest $(PYTEST_ARGS)
+	PYTHONSAFEPATH=1 .venv/bin/pytest $(PYTEST_OPTIONS)
 
 test-oldest: .venv-tox/complete
 	$(TOX) run $(if $(PYTHON310),--discover $(PYTHON310) -e py310-oldest,-e oldest) \
-	  -- $(PYTEST_ARGS)
+	  -- $(PYTEST_OPTIONS)
 
 test-all: .venv-tox/complete
-	$(TOX) run $(if $(PYENV),--discover $(PYENV)) -- $(PYTEST_ARGS)
+	$(TOX) run $(if $(PYENV),--discover $(PYENV)) -- $(PYTEST_OPTIONS)
 
 lint: .venv-lint/complete
 	.venv-lint/bin/ruff check

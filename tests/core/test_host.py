@@ -692,20 +692,22 @@ def test_identity_is_empty_when_proc_is_of_another_namespace(
     [
         ("self/status", None),
         ("self/status", "Name:\tx\n"),
-        ("self/status", f"Name:\tx\nNSpid:\t{os.getpid() + 1}\n"),
-        ("self/status", f"Name:\tx\nNSpid:\t{os.getpid()}\t1\n"),
+        ("self/status", "Name:\tx\nNSpid:\t{pid}1\n"),
+        ("self/status", "Name:\tx\nNSpid:\t{pid}\t1\n"),
         ("self/ns/pid", None),
         ("sys/kernel/random/boot_id", None),
-        (f"{os.getpid()}/task/{os.getpid()}/stat", None),
-        (f"{os.getpid()}/task/{os.getpid()}/stat", "nonsense"),
+        ("{pid}/task/{pid}/stat", None),
+        ("{pid}/task/{pid}/stat", "nonsense"),
     ],
 )
 def test_identity_is_empty_when_proc_does_not_tell(
     dead_record: Holder, fake_proc: FakeProc, name: str, text: str | None
 ) -> None:
-    (fake_proc.root / name).unlink()
+    # Not in the parameters, for each process of a parallel run has its own.
+    path = name.format(pid=os.getpid())
+    (fake_proc.root / path).unlink()
     if text is not None:
-        fake_proc.write(name, text)
+        fake_proc.write(path, text.format(pid=os.getpid()))
 
     assert this_process().identity == ""
     assert not is_proven_dead(altered(dead_record, identity=""))
