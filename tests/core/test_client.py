@@ -620,7 +620,7 @@ def test_no_lease_is_renewed_for_nobody_wherever_acquire_is_interrupted(
             kept[0].release()
         client.delete(KEY)
     assert place > 100
-    assert len(handed_over) <= 5, handed_over
+    assert not handed_over or handed_over[-1] - handed_over[0] < 40, handed_over
     with leases.acquire("invoice:42") as lease:
         lease.check(remote=True)
 
