@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from task_lease.errors import StoreUnavailable
+from task_lease.parking import Parking
 
 if TYPE_CHECKING:
     from task_lease.client import Leases
@@ -28,7 +29,7 @@ class Sweeper:
     """
 
     def __init__(self, leases: Leases, period: float) -> None:
-        self._leases = leases
+        self._parking = Parking(leases)
         self._period = period
         self._stopped = threading.Event()
         self._thread = threading.Thread(
@@ -47,8 +48,8 @@ class Sweeper:
     def _run(self) -> None:
         while not self._stopped.wait(self._period * random.uniform(0.8, 1.2)):  # noqa: S311 - no secret
             try:
-                if self._leases.takes_turn(self._period):
-                    self._leases.sweep()
+                if self._parking.takes_turn(self._period):
+                    self._parking.sweep()
             except StoreUnavailable as error:
                 logger.warning("Parked jobs cannot be looked after: %s", error)
             except Exception:

@@ -8,7 +8,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from task_lease.answers import Done, Granted, Held, Refused, Released
+from task_lease.answers import Done, Granted, Refused
 from task_lease.claims import (
     Claim,
     Conflict,
@@ -24,7 +24,7 @@ from task_lease.heartbeat import Heartbeat
 from task_lease.host import is_proven_dead, this_process
 from task_lease.keys import done_key, lease_keys
 from task_lease.lease import Lease, boottime
-from task_lease.observers import Announcer, event_of_handed, log_event
+from task_lease.observers import Announcer, log_event
 from task_lease.scripts import Outcome, Place, Store
 from task_lease.waiting import Wakeups
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
     import redis
 
-    from task_lease.answers import Parked, StoreFacts
-    from task_lease.claims import Park
+    from task_lease.answers import StoreFacts
     from task_lease.errors import Holder
     from task_lease.observers import LeaseEvent, Observer
     from task_lease.waiting import Alarm
@@ -105,6 +104,11 @@ class Leases:
         self._heartbeat = Heartbeat(self._store, clock)
         self._wakeups = Wakeups(lambda: client)
 
+    @property
+    def store(self) -> Store:
+        """The operations of the store."""
+        return self._store
+
     def try_acquire(self, name: str, *, ttl: float | None = None) -> Lease | None:
         """Return the lease, or None if somebody else holds it.
 
@@ -152,7 +156,7 @@ class Leases:
             AlreadyDone: If the claim is a copy of a task that has an outcome.
             StoreUnavailable: If no usable answer came.
         """
-        return self._ask(claim, _new_owner(), None)
+        return self._ask(claim, new_owner(), None)
 
     def wait(self, claim: Claim, patience: Patience) -> Lease:
         """Wait in the queue of a lease.
@@ -167,7 +171,7 @@ class Leases:
             StoreUnavailable: If the store cannot be used; a wait that has begun
                 outlasts some seconds of that.
         """
-        owner = _new_owner()
+        owner = new_owner()
         began_at = self._clock()
         left = 0.0
         place = Place(self._wakeups.channel, max(claim.ttl * _PATIENCE, 1.0))
@@ -239,65 +243,51 @@ class Leases:
             return False
         until = self._clock() + patience
         pause = threading.Event()
-        while not self._is_dead(held.holder):
+        while not self.is_dead(held.holder):
             if self._clock() >= until:
                 return False
             pause.wait(_LOOK_EVERY)
         return self._store.release(keys, held.owner).mine
 
-    def park(
-        self, claim: Claim, park: Park, *, counts: bool, limit: int | None
-    ) -> Lease | Conflict | Parked:
-        """Ask once, and where the lease is held, leave the task parked beside it.
+    def is_dead(self, holder: Holder) -> bool:
+        """Return whether a holder's process is proven dead."""
+        return self._proof_of_death and is_proven_dead(holder)
+
+    def granted(
+        self,
+        claim: Claim,
+        owner: str,
+        reply: Granted,
+        asked_at: float,
+        began_at: float | None,
+    ) -> Lease:
+        """Return the lease that the store has granted, and let it beat.
 
         Args:
-            claim: Who asks for which lease.
-            park: How it is parked.
-            counts: Whether it is one of the conflicts that have a limit.
-            limit: How many of those there may be; None is no limit.
+            claim: Who asked for which lease.
+            owner: The owner that was asked for.
+            reply: What the store said.
+            asked_at: The instant of the request.
+            began_at: The instant from which it was waited; None if it was not.
 
         Raises:
-            StoreUnavailable: If no usable answer came; it is parked or not.
+            StoreUnavailable: If the answer came too late to be trusted.
         """
-        owner, asked_at = _new_owner(), self._clock()
-        reply = self._store.park(
-            lease_keys(claim.name),
-            owner,
-            claim.ttl,
-            record_of(claim),
-            entry=claim.entry,
-            details=park.details(counts=counts, limit=limit),
-        )
-        if isinstance(reply, Granted):
-            return self._granted(claim, owner, reply, asked_at, None)
-        if isinstance(reply, Refused):
-            return _conflict(claim, reply)
-        self._emit(event_of(claim, "parked", None))
-        return reply
-
-    def sweep(self) -> None:
-        """Wake what is parked beside leases that ended without a release.
-
-        Raises:
-            StoreUnavailable: If the store cannot be used.
-        """
-        for keys in self._store.parked():
-            found = self._store.sweep(keys)
-            if isinstance(found, Held) and self._is_dead(found.holder):
-                found = self._store.release(keys, found.owner)
-            if isinstance(found, Released) and found.handed:
-                self._emit(event_of_handed(found.handed))
-
-    def takes_turn(self, period: float) -> bool:
-        """Return whether to sweep now: true for one process in each period.
-
-        Args:
-            period: Seconds.
-
-        Raises:
-            StoreUnavailable: If the store cannot be used.
-        """
-        return self._store.takes_turn(period)
+        lease = self._new_lease(claim, owner, reply.fence, asked_at)
+        now = self._clock()
+        if now >= lease.trusted_until:
+            # The answer came so late that another may hold it by now.
+            lease.release()
+            raise StoreUnavailable("acquire", "the answer came after its deadline")
+        try:
+            self._heartbeat.add(lease)
+            waited = now - (asked_at if began_at is None else began_at)
+            lease.tell("acquired", waited)
+        except BaseException:
+            # Nobody will ever have it who could release it, and beats would keep it.
+            lease.release()
+            raise
+        return lease
 
     def unguarded(self, claim: Claim) -> Lease:
         """Return a lease in name only: no fence, no beats, always trusted.
@@ -339,41 +329,14 @@ class Leases:
                 keys, owner, claim.ttl, record, place, entry, _copy_of(claim)
             )
             if isinstance(reply, Granted):
-                return self._granted(claim, owner, reply, asked_at, began_at)
+                return self.granted(claim, owner, reply, asked_at, began_at)
             if isinstance(reply, Done):
                 raise AlreadyDone(claim.name, claim.id)
-            if takeovers == _MOST_TAKEOVERS or not self._is_dead(reply.holder):
-                return _conflict(claim, reply)
+            if takeovers == _MOST_TAKEOVERS or not self.is_dead(reply.holder):
+                return conflict_of(claim, reply)
             takeovers += 1
             if self._store.release(keys, reply.owner).mine:
                 self._emit(event_of(claim, "takeover", reply))
-
-    def _is_dead(self, holder: Holder) -> bool:
-        return self._proof_of_death and is_proven_dead(holder)
-
-    def _granted(
-        self,
-        claim: Claim,
-        owner: str,
-        reply: Granted,
-        asked_at: float,
-        began_at: float | None,
-    ) -> Lease:
-        lease = self._new_lease(claim, owner, reply.fence, asked_at)
-        now = self._clock()
-        if now >= lease.trusted_until:
-            # The answer came so late that another may hold it by now.
-            lease.release()
-            raise StoreUnavailable("acquire", "the answer came after its deadline")
-        try:
-            self._heartbeat.add(lease)
-            waited = now - (asked_at if began_at is None else began_at)
-            lease.tell("acquired", waited)
-        except BaseException:
-            # Nobody will ever have it who could release it, and beats would keep it.
-            lease.release()
-            raise
-        return lease
 
     def _new_lease(
         self, claim: Claim, owner: str, fence: int | None, asked_at: float
@@ -412,7 +375,7 @@ class Leases:
         )
         until = self._clock() + pause
         while pause > 0 and not alarm.sleep(min(pause, _LOOK_EVERY) if here else pause):
-            if here and self._is_dead(refused.holder):
+            if here and self.is_dead(refused.holder):
                 return
             pause = until - self._clock()
 
@@ -425,7 +388,8 @@ class Leases:
             return
 
 
-def _conflict(claim: Claim, refused: Refused) -> Conflict:
+def conflict_of(claim: Claim, refused: Refused) -> Conflict:
+    """Return a refusal as the conflict of a claim."""
     error = LeaseConflict(claim.name, refused.holder, refused.remaining)
     return Conflict(refused, error)
 
@@ -436,5 +400,6 @@ def _copy_of(claim: Claim) -> Outcome | None:
     return Outcome(done_key(claim.name, claim.id), claim.attempt, 0.0)
 
 
-def _new_owner() -> str:
+def new_owner() -> str:
+    """Return an owner for one acquisition."""
     return os.urandom(16).hex()

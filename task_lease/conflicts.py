@@ -10,6 +10,7 @@ from task_lease.claims import Conflict, event_of
 from task_lease.config import LONGEST_DELAY
 from task_lease.errors import LeaseConflict, StoreUnavailable
 from task_lease.lease import Lease
+from task_lease.parking import Parking
 
 if TYPE_CHECKING:
     from task_lease.answers import Parked
@@ -147,7 +148,8 @@ class Decision:
         """
         counts = later.reason == "conflict"
         limit = self._config.retry_limit
-        answer = self._leases.park(self._claim, park, counts=counts, limit=limit)
+        parking = Parking(self._leases)
+        answer = parking.park(self._claim, park, counts=counts, limit=limit)
         if isinstance(answer, Lease):
             return Run(answer)
         if isinstance(answer, Conflict):

@@ -21,13 +21,11 @@ from task_lease.answers import (
     facts_from,
     granted_or_refused,
     granted_refused_or_done,
-    granted_refused_or_parked,
     released,
-    released_or_held,
     text_of,
 )
 from task_lease.errors import StoreUnavailable
-from task_lease.keys import PARKED_INDEX, TURN, keys_of, probe_key
+from task_lease.keys import PARKED_INDEX, probe_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
     from task_lease.answers import (
         Done,
         Granted,
-        Held,
-        Parked,
         Refused,
         Released,
         StoreFacts,
@@ -107,16 +103,16 @@ class Renewal(NamedTuple):
     ttl: float
 
 
-def _load(*names: str) -> Script:
+def load(*names: str) -> Script:
+    """Return an operation made of files of ``lua/``, one behind the other."""
     parts = (pkgutil.get_data("task_lease", f"lua/{name}.lua") for name in names)
     text = "\n".join(part.decode() for part in parts if part)
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-ACQUIRE = _load("shared", "parking", "acquire")
-RENEW = _load("renew")
-RELEASE = _load("shared", "parking", "release")
-SWEEP = _load("shared", "parking", "sweep")
+ACQUIRE = load("shared", "parking", "acquire")
+RENEW = load("renew")
+RELEASE = load("shared", "parking", "release")
 
 
 def milliseconds(seconds: float) -> int:
@@ -135,7 +131,8 @@ class Store:
 
     def __init__(self, client: redis.Redis, *, fence_life: float) -> None:
         self.client = client
-        self._life = milliseconds(fence_life)
+        #: How long a floor outlives its fence, in milliseconds.
+        self.fence_life = milliseconds(fence_life)
 
     def acquire(  # noqa: PLR0913, PLR0917 - the operation has as many
         self,
@@ -161,36 +158,8 @@ class Store:
         Raises:
             StoreUnavailable: If no answer came; the lease may be ours or not.
         """
-        waits = place or ("", 0.0, "")
-        call = self._acquiring(keys, owner, ttl, record, waits, entry, "", copy_of)
-        return self._twice("acquire", lambda: granted_refused_or_done(call()))
-
-    def park(
-        self,
-        keys: LeaseKeys,
-        owner: str,
-        ttl: float,
-        record: str,
-        entry: str,
-        details: str,
-    ) -> Granted | Refused | Parked:
-        """Ask for a lease, or leave a parked job beside it where it is held.
-
-        Args:
-            keys: The lease's keys.
-            owner: Who asks.
-            ttl: Seconds that the lease outlives its last beat.
-            record: What others read about the holder.
-            entry: What stands for the parked job.
-            details: What only the parking itself needs.
-
-        Raises:
-            StoreUnavailable: If no answer came; the lease may be ours or not, or we
-                may be parked.
-        """
-        waits = ("", 0.0, "")
-        call = self._acquiring(keys, owner, ttl, record, waits, entry, details, None)
-        return self._twice("acquire", lambda: granted_refused_or_parked(call()))
+        call = self.acquiring(keys, owner, ttl, record, place, entry, "", copy_of)
+        return self.twice("acquire", lambda: granted_refused_or_done(call()))
 
     def release(
         self, keys: LeaseKeys, owner: str, outcome: Outcome | None = None
@@ -205,12 +174,12 @@ class Store:
         Raises:
             StoreUnavailable: If no answer came; the lease then ends by its ttl.
         """
-        args: tuple[str | int, ...] = (owner, _draw(), self._life)
+        args: tuple[str | int, ...] = (owner, draw(), self.fence_life)
         if outcome is None:
-            call = self._caller(RELEASE, keys, *args)
+            call = self.caller(RELEASE, keys, *args)
         else:
             remembered = (outcome.attempt, milliseconds(outcome.life))
-            call = self._caller(RELEASE, (*keys, outcome.key), *args, *remembered)
+            call = self.caller(RELEASE, (*keys, outcome.key), *args, *remembered)
         calls: list[Any] = []
 
         def release() -> Released:
@@ -218,49 +187,7 @@ class Store:
             # The lost reply may have been the one that said yes.
             return released(call(), repeated=len(calls) > 1)
 
-        return self._twice("release", release)
-
-    def parked(self) -> list[LeaseKeys]:
-        """Return the leases beside which jobs are parked.
-
-        Raises:
-            StoreUnavailable: If no answer came.
-        """
-
-        def call() -> list[LeaseKeys]:
-            members = cast("set[bytes]", self.client.smembers(PARKED_INDEX))
-            return [keys_of(text_of(member)) for member in members]
-
-        return self._twice("sweep", call)
-
-    def takes_turn(self, period: float) -> bool:
-        """Return whether to sweep now: true for one process in each period.
-
-        Args:
-            period: Seconds.
-
-        Raises:
-            StoreUnavailable: If no answer came.
-        """
-
-        def take() -> bool:
-            if not self.client.exists(PARKED_INDEX):
-                return False
-            return bool(self.client.set(TURN, 1, nx=True, px=milliseconds(period)))
-
-        return self._twice("sweep", take)
-
-    def sweep(self, keys: LeaseKeys) -> Released | Held:
-        """Hand over a lease that ended without a release, beside which jobs wait.
-
-        Returns:
-            Who holds the lease if it has not ended.
-
-        Raises:
-            StoreUnavailable: If no answer came.
-        """
-        call = self._caller(SWEEP, (*keys, PARKED_INDEX), _draw(), self._life)
-        return self._twice("sweep", lambda: released_or_held(call()))
+        return self.twice("release", release)
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool | StoreUnavailable]:
         """Renew many leases in one round trip.
@@ -300,7 +227,7 @@ class Store:
             reply = [0, remaining, int(ttl), fence, owner, record, ""]
             return cast("Refused", granted_or_refused(reply))
 
-        return self._twice("peek", call)
+        return self.twice("peek", call)
 
     def facts(self) -> StoreFacts:
         """Return what the store says about itself.
@@ -312,7 +239,7 @@ class Store:
         def call() -> StoreFacts:
             return facts_from(self.client.info(), self.client.time())
 
-        return self._twice("info", call)
+        return self.twice("info", call)
 
     def is_seen_by(self, client: redis.Redis) -> bool:
         """Return whether a client reads what is written here.
@@ -326,32 +253,44 @@ class Store:
             self.client.set(mark, 1, px=milliseconds(_FOR_PROBE))
             return bool(client.exists(mark))
 
-        return self._twice("probe", call)
+        return self.twice("probe", call)
 
-    def _acquiring(  # noqa: PLR0913, PLR0917 - the operation has as many
+    def acquiring(  # noqa: PLR0913, PLR0917 - the operation has as many
         self,
         keys: LeaseKeys,
         owner: str,
         ttl: float,
         record: str,
-        waits: tuple[str, float, str],
-        entry: str,
-        details: str,
-        copy_of: Outcome | None,
+        place: Place | None = None,
+        entry: str = "",
+        details: str = "",
+        copy_of: Outcome | None = None,
     ) -> Callable[[], Any]:
-        channel, patience, arrival = waits
+        """Return the call of an acquire, in one round trip, as the store answers it.
+
+        Args:
+            keys: The lease's keys.
+            owner: Who asks.
+            ttl: Seconds that the lease outlives its last beat.
+            record: What others read about the holder.
+            place: How to stand in the queue of those who wait; None does not.
+            entry: What stands for us when parked, empty if we never are.
+            details: What only the parking itself needs, empty to park nothing.
+            copy_of: What we may be a copy of; None if we are none.
+        """
+        channel, patience, arrival = place or ("", 0.0, "")
         more_keys = (PARKED_INDEX,) if details else ()
         more_args: tuple[int, ...] = ()
         if copy_of is not None:
             more_keys, more_args = (copy_of.key,), (copy_of.attempt,)
-        return self._caller(
+        return self.caller(
             ACQUIRE,
             (*keys, *more_keys),
             owner,
             milliseconds(ttl),
             record,
-            _draw(),
-            self._life,
+            draw(),
+            self.fence_life,
             channel,
             milliseconds(patience),
             arrival,
@@ -359,6 +298,36 @@ class Store:
             details,
             *more_args,
         )
+
+    def caller(
+        self, script: Script, keys: Sequence[str], *args: str | int
+    ) -> Callable[[], Any]:
+        """Return the call of an operation, in one round trip."""
+
+        def call() -> Any:
+            try:
+                return self.client.evalsha(script.digest, len(keys), *keys, *args)
+            except NoScriptError:
+                return self.client.eval(script.text, len(keys), *keys, *args)
+
+        return call
+
+    def twice(self, operation: str, call: Callable[[], T]) -> T:
+        """Return what a request brings, sent again if the connection breaks.
+
+        Raises:
+            StoreUnavailable: If no usable answer came.
+        """
+        try:
+            try:
+                return call()
+            except StoreConnectionError:
+                return call()
+        except _NO_ANSWER as error:
+            raise _unavailable(operation, error) from error
+        except BaseException:
+            self._drop_idle_connections()
+            raise
 
     def _renew_all(
         self, renewals: Sequence[Renewal], *, known: bool = True
@@ -372,29 +341,6 @@ class Store:
             else:
                 pipeline.eval(RENEW.text, *args)
         return cast("list[object]", pipeline.execute(raise_on_error=False))
-
-    def _caller(
-        self, script: Script, keys: Sequence[str], *args: str | int
-    ) -> Callable[[], Any]:
-        def call() -> Any:
-            try:
-                return self.client.evalsha(script.digest, len(keys), *keys, *args)
-            except NoScriptError:
-                return self.client.eval(script.text, len(keys), *keys, *args)
-
-        return call
-
-    def _twice(self, operation: str, call: Callable[[], T]) -> T:
-        try:
-            try:
-                return call()
-            except StoreConnectionError:
-                return call()
-        except _NO_ANSWER as error:
-            raise _unavailable(operation, error) from error
-        except BaseException:
-            self._drop_idle_connections()
-            raise
 
     def _drop_idle_connections(self) -> None:
         # What interrupted us can have struck between request and reply, and redis-py
@@ -416,6 +362,7 @@ def _unavailable(operation: str, error: Exception) -> StoreUnavailable:
     return StoreUnavailable(operation, f"{type(error).__name__}: {error}")
 
 
-def _draw() -> int:
+def draw() -> int:
+    """Return the random part of a fence."""
     # Two sides of a failover shall not issue the same number; nothing secret in it.
     return random.randrange(_RANDOM_FENCE)  # noqa: S311

@@ -19,6 +19,7 @@ from rq_lease.parking import park_of
 from rq_lease.report import HorseReport, tell_worker
 from task_lease import LeaseConfig, Leases
 from task_lease.answers import Parked
+from task_lease.parking import Parking
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +71,7 @@ def parked_run(
     park = park_of(job, queue, execution.id)
     assert park is not None
     claim = claim._replace(park=park)
-    answer = Leases(url).park(claim, park, counts=True, limit=None)
+    answer = Parking(Leases(url)).park(claim, park, counts=True, limit=None)
     assert isinstance(answer, Parked)
     return job, (execution,) if RQ3 else ()
 

@@ -14,6 +14,7 @@ from task_lease.answers import Parked
 from task_lease.claims import Claim, Conflict
 from task_lease.config import LeaseConfig
 from task_lease.keys import PARKED_INDEX, lease_keys
+from task_lease.parking import Parking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +56,7 @@ def park(
     leases: Leases, claim: Claim, *, limit: int | None = None
 ) -> Lease | Conflict | Parked:
     assert claim.park is not None
-    return leases.park(claim, claim.park, counts=True, limit=limit)
+    return Parking(leases).park(claim, claim.park, counts=True, limit=limit)
 
 
 def parked(leases: Leases, queue: Queue, name: str = NAME) -> Job:
@@ -244,7 +245,7 @@ def test_many_cancelled_jobs_are_dropped_when_swept(
     lease.release()
 
     for _ in range(3):
-        leases.sweep()
+        Parking(leases).sweep()
 
     assert queue.job_ids == [last.id]
 
@@ -276,7 +277,7 @@ def test_copy_is_handed_over_when_original_died(
     assert isinstance(park(leases, claim_for(job, queue, "two")), Parked)
     client.delete(lease_keys(NAME).lease)
 
-    leases.sweep()
+    Parking(leases).sweep()
 
     assert queue.job_ids == [job.id]
 
@@ -363,7 +364,7 @@ def test_hand_over_is_left_to_the_sweep_when_releaser_may_not_touch_rq(
 
     assert lease.release()
     assert queue.job_ids == []
-    leases.sweep()
+    Parking(leases).sweep()
 
     assert queue.job_ids == [job.id]
 
@@ -455,7 +456,7 @@ def test_job_that_does_not_come_keeps_nobody_back(
     client.delete(lease_keys(NAME).lease)  # the reservation has ended
 
     newcomer = hold(leases)
-    leases.sweep()
+    Parking(leases).sweep()
     assert second.get_status() == JobStatus.DEFERRED
     newcomer.release()
 
@@ -471,10 +472,10 @@ def test_sweep_waits_for_the_job_that_is_on_its_way(
     lease.release()
     client.delete(lease_keys(NAME).lease)
 
-    leases.sweep()
+    Parking(leases).sweep()
     before = second.get_status()
     client.delete(lease_keys(NAME).handed)
-    leases.sweep()
+    Parking(leases).sweep()
 
     assert before == JobStatus.DEFERRED
     assert second.get_status() == JobStatus.QUEUED
@@ -487,7 +488,7 @@ def test_sweep_forgets_a_lease_when_nothing_is_parked(
     parked(leases, queue)
     lease.release()
 
-    leases.sweep()
+    Parking(leases).sweep()
 
     assert client.exists(PARKED_INDEX) == 0
 
@@ -496,11 +497,14 @@ def test_one_of_all_sweepers_takes_the_turn(
     leases: Leases, queue: Queue, url: str
 ) -> None:
     hold(leases)
-    assert not leases.takes_turn(60.0)
+    assert not Parking(leases).takes_turn(60.0)
 
     parked(leases, queue)
 
-    assert [leases.takes_turn(60.0), Leases(url).takes_turn(60.0)] == [True, False]
+    assert [Parking(of).takes_turn(60.0) for of in (leases, Leases(url))] == [
+        True,
+        False,
+    ]
 
 
 def test_waiter_and_job_are_served_in_order_of_arrival(
