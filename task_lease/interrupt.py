@@ -2,7 +2,7 @@
 
 In the main thread a signal does it, which also ends `time.sleep` and socket reads; in
 any other thread the interpreter raises at the next bytecode, so a C call that blocks
-is not interrupted.
+is not interrupted. In a greenlet it is raised where that next waits.
 
 Python's own logging and threading take locks in places where an error that is raised
 from outside would leave them taken for ever. Whoever then logs would hang, and that can
@@ -23,11 +23,14 @@ import time
 from _thread import start_new_thread
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from task_lease.greenlets import greenlets
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
     from task_lease.errors import LeaseLost, LostReason
+    from task_lease.greenlets import Greenlet, Greenlets
 
 # Ignored by default, and used neither by Celery nor by RQ (SIGUSR1, SIGUSR2, SIGALRM).
 _SIGNAL = getattr(signal, "SIGURG", None)
@@ -68,11 +71,14 @@ class Interrupt(Protocol):
 
 
 def interrupt_here(error: type[LeaseLost]) -> Interrupt:
-    """Return what can raise an error in the current thread.
+    """Return what can raise an error in the current thread or greenlet.
 
     Args:
         error: The class to raise; it must be callable without arguments.
     """
+    library = greenlets()
+    if library is not None:
+        return _InGreenlet(error, library)
     if threading.current_thread() is threading.main_thread():
         handler = _installed_handler()
         if handler is not None:
@@ -264,3 +270,56 @@ class _ByInterpreter(_Nested):
     def pass_on(self) -> None:
         with self._nest.mutex:
             self._nest.strike()
+
+
+#: What is armed in each greenlet, one inside the other.
+_in_greenlets: dict[Greenlet, list[_InGreenlet]] = {}
+
+
+class _InGreenlet(_Nested):
+    def __init__(self, error: type[LeaseLost], library: Greenlets) -> None:
+        super().__init__()
+        self.loss = error()
+        self._error = error
+        self._library = library
+        self._greenlet = library.current()
+        self._call_soon = library.call_soon_here()
+        self._looks = _Looks(self._strike_soon)
+
+    def arm(self) -> None:
+        _in_greenlets.setdefault(self._greenlet, []).append(self)
+
+    def deliver(self, name: str, reason: LostReason) -> None:
+        self.loss = self._error(name, reason)
+        self.is_pending = self in self._armed()
+        if self._library.current() is self._greenlet:
+            self.pass_on()
+        else:
+            self._strike_soon()
+
+    def disarm(self) -> None:
+        armed = self._armed()
+        if self in armed:
+            armed.remove(self)
+        if not armed:
+            _in_greenlets.pop(self._greenlet, None)
+
+    def pass_on(self) -> None:
+        interrupt = _strike(self._armed())
+        if interrupt is not None:
+            raise interrupt.loss
+
+    def _armed(self) -> list[_InGreenlet]:
+        return _in_greenlets.get(self._greenlet, [])
+
+    def _strike_soon(self) -> None:
+        self._call_soon(self._strike_from_loop)
+
+    def _strike_from_loop(self) -> None:
+        # The loop runs, so the greenlet does not: nothing comes in between.
+        pending = any(interrupt.is_pending for interrupt in self._armed())
+        if not pending or self._looks.is_too_early(self._greenlet.gr_frame):
+            return
+        interrupt = _strike(self._armed())
+        if interrupt is not None:
+            self._greenlet.throw(interrupt.loss)

@@ -43,13 +43,6 @@ def worker_specs(pool: str) -> list[WorkerSpec]:
     return [WorkerSpec((pool,), pool, side_by_side, settings)] * 2
 
 
-@pytest.fixture
-def stoppable_pool(pool: str) -> str:
-    if pool == "gevent":
-        pytest.xfail("a loss is not raised inside a greenlet yet")
-    return pool
-
-
 def send(
     pool: str,
     task: tasks.Observed,
@@ -90,9 +83,9 @@ def test_tasks_take_turns_in_pool(pool: str, journal: Journal) -> None:
 
 
 def test_lost_task_is_stopped_in_pool(
-    stoppable_pool: str, journal: Journal, store: redis.Redis
+    pool: str, journal: Journal, store: redis.Redis
 ) -> None:
-    result = send(stoppable_pool, tasks.spin, journal)
+    result = send(pool, tasks.spin, journal)
     lease = str(journal.wait_begun("k").lease)
 
     store.delete(lease_keys(lease).lease)
@@ -121,13 +114,11 @@ def test_each_task_has_a_lease_of_its_own_in_one_process(
 
 @in_one_process
 def test_loss_stops_only_its_own_task_in_one_process(
-    stoppable_pool: str, journal: Journal, store: redis.Redis
+    pool: str, journal: Journal, store: redis.Redis
 ) -> None:
-    lost = send(stoppable_pool, tasks.spin, journal, "lost")
+    lost = send(pool, tasks.spin, journal, "lost")
     lease = str(journal.wait_begun("lost").lease)
-    others = [
-        send(stoppable_pool, tasks.or_skip, journal, key, gated=True) for key in "abc"
-    ]
+    others = [send(pool, tasks.or_skip, journal, key, gated=True) for key in "abc"]
     for key in "abc":
         journal.wait_begun(key)
 
