@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rq.job import Retry
 
 from rq_lease.guard import claim_of
+from rq_lease.parents import sending
 from rq_lease.settings import read_settings
 from rq_lease.tries import Comeback
 from task_lease.errors import LeaseConflict
@@ -74,7 +75,8 @@ def run_alone(
         return dict(admission.record) if isinstance(admission, Skip) else None
     try:
         body = functools.partial(_call, function, args, kwargs)
-        return hold(admission.lease, body, on_lost=config.on_lost)
+        with sending(job, in_horse=False):
+            return hold(admission.lease, body, on_lost=config.on_lost)
     finally:
         admission.lease.release()
 

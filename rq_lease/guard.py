@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from rq_lease.parents import PARENT
 from task_lease.arguments import Binder
 from task_lease.claims import Claim
 from task_lease.config import LeaseConfig
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from task_lease.arguments import Key
     from task_lease.config import OnError, OnLost, Policy
     from task_lease.errors import LeaseConflict
-
-#: The entry of a job's meta that names the job which enqueued it.
-PARENT = "lease_parent"
 
 _ATTRIBUTE = "__task_lease__"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

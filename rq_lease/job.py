@@ -16,7 +16,7 @@ from rq import get_current_job
 from typing_extensions import override
 
 from rq_lease.alone import run_alone
-from rq_lease.guard import PARENT, Guard, guarding
+from rq_lease.guard import Guard, guarding
 from task_lease.config import LeaseConfig
 
 if TYPE_CHECKING:
@@ -96,9 +96,6 @@ def _decorated(function: Callable[..., Any], options: Any) -> Callable[..., Any]
 class job(rq.decorators.job):  # noqa: N801 - the name that it replaces
     """RQ's decorator with lease options: ``lease_ttl``, ``lease_on_conflict``, ...
 
-    A job that a job enqueues in this way knows its parent, so it is never taken for a
-    duplicate of it.
-
     Args:
         queue: The queue, or its name.
         connection: The connection of the queue.
@@ -120,20 +117,6 @@ class job(rq.decorators.job):  # noqa: N801 - the name that it replaces
         }
         self._exclusive = exclusive(**of_lease)
         super().__init__(queue, connection, *args, **options)
-
-    @property  # type: ignore[explicit-override] # it is there, but not seen
-    @override
-    def meta(self) -> dict[Any, Any] | None:
-        """What the next job is enqueued with: the given meta, and its parent."""
-        parent = get_current_job()
-        if parent is None:
-            return self._meta
-        return {**(self._meta or {}), PARENT: parent.id}
-
-    @meta.setter
-    @override
-    def meta(self, meta: dict[Any, Any] | None) -> None:
-        self._meta = meta
 
     @override
     def __call__(self, f: Callable[P, R]) -> LeasedJob[P, R]:

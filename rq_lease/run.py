@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ConnectionError as JobsUnavailable
 
 from rq_lease.guard import Guard, claim_of, guarding
+from rq_lease.parents import sending
 from rq_lease.parking import (
     come_back,
     forget_execution,
@@ -76,6 +78,7 @@ class JobRun:
         self._execution_id = execution_id
         self._execution = execution
         self._lease: Lease | None = None
+        self._scope = contextlib.ExitStack()
         #: Whether the outcome belongs to another run of the same job.
         self.is_disowned = False
 
@@ -108,6 +111,7 @@ class JobRun:
 
     def end(self) -> None:
         """Release the lease: the outcome is stored."""
+        self._scope.close()
         self._job.__dict__.pop("perform", None)
         if self._lease is not None:
             self._lease.release()
@@ -171,6 +175,8 @@ class JobRun:
     def _perform_under(self, lease: Lease, config: LeaseConfig) -> None:
         self._lease = lease
         tell_worker(lease=lease.name)
+        in_horse = self._worker.is_horse
+        self._scope.enter_context(sending(self._job, in_horse=in_horse))
         perform = self._job.perform
 
         def perform_leased() -> Any:

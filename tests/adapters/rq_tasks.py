@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -139,8 +140,31 @@ def go_on(path: str, key: str, times: int) -> None:
     assert current is not None
     if times > 1:
         queue = Queue(current.origin, connection=current.connection)
-        queue.enqueue(go_on, path, key, times - 1, meta={"lease_parent": current.id})
+        queue.enqueue(go_on, path, key, times - 1)
     run(path, key, 0.1)
+
+
+def enqueue_after(job: Job, connection: redis.Redis, result: object) -> None:
+    """Enqueue the next link from a callback, while the lease is still held."""
+    del result
+    path, key, _ = job.args
+    Queue(job.origin, connection=connection).enqueue(go_on, path, key, 1)
+    time.sleep(0.3)
+
+
+@exclusive(ttl=TTL, on_conflict="skip", key="{key}", name="run")
+def go_on_in_many_ways(path: str, key: str) -> None:
+    """Enqueue for the same key in each of RQ's ways, and from another thread."""
+    current = get_current_job()
+    assert current is not None
+    queue = Queue(current.origin, connection=current.connection)
+    data = Queue.prepare_data(go_on, (path, key, 1))
+    queue.enqueue_many([data])
+    queue.enqueue_call(go_on, (path, key, 1), meta={"mine": 1})
+    thread = threading.Thread(target=queue.enqueue, args=(go_on, path, key, 1))
+    thread.start()
+    thread.join()
+    run(path, key, 0.5)
 
 
 @exclusive(ttl=TTL, key="{key}")

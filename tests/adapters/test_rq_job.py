@@ -9,11 +9,13 @@ import rq.decorators
 from adapters import rq_tasks
 from adapters.rq_workers import Workers, wait_for
 from rq import Queue
+from rq.job import Job
 from rq.worker import SimpleWorker
 
 from rq_lease import LeaseSimpleWorker, current_lease, exclusive
-from rq_lease.guard import PARENT, Guard
+from rq_lease.guard import Guard
 from rq_lease.job import job
+from rq_lease.parents import PARENT
 from rq_lease.settings import read_settings
 from task_lease import InvalidArgument, InvalidConfig
 
@@ -136,15 +138,24 @@ def test_job_names_the_option_when_it_is_wrong(client: redis.Redis) -> None:
         job("reports", client, lease_ttl=0)
 
 
-def test_job_remembers_who_enqueued_it(client: redis.Redis) -> None:
+def test_jobs_know_who_enqueued_them_only_while_that_one_holds_a_lease(
+    client: redis.Redis, history: Path
+) -> None:
     queue = Queue("reports", connection=client)
-    parent = queue.enqueue(rq_tasks.send_child)
+    parent = queue.enqueue(rq_tasks.go_on, str(history), "a", 2)
+    queue.enqueue(rq_tasks.send_child)
 
     LeaseSimpleWorker([queue], connection=client).work(burst=True)
 
-    child = queue.fetch_job("the-child")
-    assert child is not None
-    assert child.meta == {"tenant": 7, PARENT: parent.id}
+    metas = [
+        job.meta
+        for job in Job.fetch_many(queue.finished_job_registry.get_job_ids(), client)
+        if job
+    ]
+    assert len(metas) == 4
+    assert [meta for meta in metas if PARENT in meta] == [{PARENT: parent.id}]
+    assert {"tenant": 7} in metas
+    assert queue.enqueue(plain, 7).meta == {}
 
 
 def test_job_takes_no_lease_when_its_queue_runs_it_in_place(

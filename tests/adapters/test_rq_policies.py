@@ -7,7 +7,7 @@ from adapters import rq_tasks
 from adapters.rq_workers import CLASSES, PATIENCE, Workers, pid_in, wait_for
 from harness import eventually
 from histories import find_falling_fences, find_overlaps, read_history
-from rq import Queue, Repeat, Retry
+from rq import Callback, Queue, Repeat, Retry
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
@@ -135,12 +135,15 @@ def test_parked_job_runs_when_its_worker_was_restarted(
     assert wait_for(job, "finished", "failed") == "finished"
 
 
+@pytest.mark.parametrize(
+    "worker_class", [*CLASSES, "rq.Worker", "rq.worker.SimpleWorker"]
+)
 def test_chain_of_one_key_loses_no_link_when_duplicates_are_skipped(
-    rq_workers: Workers, rq_queue: Queue, history: Path
+    rq_workers: Workers, rq_queue: Queue, history: Path, worker_class: str
 ) -> None:
-    links = 10
+    links = 5
     for _ in range(2):
-        rq_workers.start()
+        rq_workers.start("--with-scheduler", worker_class=worker_class)
 
     rq_queue.enqueue(rq_tasks.go_on, str(history), "a", links)
 
@@ -148,6 +151,30 @@ def test_chain_of_one_key_loses_no_link_when_duplicates_are_skipped(
     runs = read_history(history)
     assert not find_overlaps(runs)
     assert not find_falling_fences(runs)
+
+
+def test_follower_knows_its_parent_in_whatever_way_it_is_enqueued(
+    rq_workers: Workers, rq_queue: Queue, history: Path
+) -> None:
+    for _ in range(2):
+        rq_workers.start()
+    finished = rq_queue.finished_job_registry
+
+    many = rq_queue.enqueue(rq_tasks.go_on_in_many_ways, str(history), "a")
+    one = rq_queue.enqueue(
+        rq_tasks.go_on,
+        str(history),
+        "b",
+        1,
+        on_success=Callback(rq_tasks.enqueue_after),
+    )
+
+    eventually(lambda: len(finished) == 6, PATIENCE, "all of them ended")
+    jobs = Job.fetch_many(finished.get_job_ids(), rq_queue.connection)
+    parents = [job.meta.get("lease_parent") for job in jobs if job]
+    assert parents.count(many.id) == 3
+    assert parents.count(one.id) == 1
+    assert not find_overlaps(read_history(history))
 
 
 @pytest.mark.parametrize("known", ["depends_on", "meta"])
