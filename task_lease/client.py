@@ -20,12 +20,14 @@ from task_lease.claims import (
 from task_lease.config import check_flag, check_seconds, check_ttl
 from task_lease.connection import REQUEST_TIMEOUT, client_for
 from task_lease.errors import AlreadyDone, LeaseConflict, StoreUnavailable
+from task_lease.greenlets import greenlets
 from task_lease.heartbeat import Heartbeat
 from task_lease.host import is_proven_dead, this_process
 from task_lease.keys import done_key, lease_keys
 from task_lease.lease import Lease, boottime
 from task_lease.observers import Announcer, log_event
 from task_lease.scripts import Outcome, Place, Store
+from task_lease.threads import RealThreads, ThreadsBesideGreenlets, at_home
 from task_lease.waiting import Wakeups
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from task_lease.answers import StoreFacts
     from task_lease.errors import Holder
     from task_lease.observers import LeaseEvent, Observer
-    from task_lease.waiting import Alarm
+    from task_lease.threads import Alarm, Threads
 
 T = TypeVar("T")
 
@@ -100,8 +102,9 @@ class Leases:
         life = check_seconds("fence_life", fence_life, longest=10 * 365 * 86_400)
         client = client_for(store, REQUEST_TIMEOUT)
         self._store = Store(client, fence_life=life)
-        self._emit = Announcer(observers)
-        self._heartbeat = Heartbeat(self._store, clock)
+        self._emit = at_home(Announcer(observers))
+        beats, threads = _beside(self._store, store)
+        self._heartbeat = Heartbeat(beats, clock, threads)
         self._wakeups = Wakeups(lambda: client)
 
     @property
@@ -392,6 +395,23 @@ def conflict_of(claim: Claim, refused: Refused) -> Conflict:
     """Return a refusal as the conflict of a claim."""
     error = LeaseConflict(claim.name, refused.holder, refused.remaining)
     return Conflict(refused, error)
+
+
+def _beside(
+    store: Store, source: redis.Redis | str | Callable[[], redis.Redis]
+) -> tuple[Store, Threads]:
+    """Return the store as beats see it, and the threads that they use."""
+    library = greenlets()
+    if library is None:
+        return store, RealThreads()
+    # A greenlet's connection is of no use to another thread.
+    own = client_for(source, REQUEST_TIMEOUT)
+    shares = own is store.client or (
+        getattr(own, "connection_pool", own)
+        is getattr(store.client, "connection_pool", None)
+    )
+    threads = ThreadsBesideGreenlets(library, shares_client=shares)
+    return Store(own, fence_life=0.0), threads
 
 
 def _copy_of(claim: Claim) -> Outcome | None:

@@ -7,7 +7,6 @@ what it says (run, skip, come back later), and runs the body in `hold`.
 from __future__ import annotations
 
 import logging
-import threading
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -26,6 +25,7 @@ from task_lease.conflicts import (
 )
 from task_lease.errors import AlreadyDone, LeaseLost, StoreUnavailable
 from task_lease.interrupt import interrupt_here
+from task_lease.threads import starter_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,10 +192,14 @@ def _begin(
             lambda lost: interrupt.deliver(lost.name, lost.lost or "expired")
         )
     elif callable(on_lost):
-        lease.when_lost(partial(_call_apart, on_lost))
+        lease.when_lost(partial(_call_apart, starter_here(), on_lost))
 
 
-def _call_apart(on_lost: Callable[..., object], lease: Lease) -> None:
+def _call_apart(
+    start: Callable[[Callable[[], None], str], object],
+    on_lost: Callable[..., object],
+    lease: Lease,
+) -> None:
     """Call what may take its time, for the beating thread has none."""
 
     def call() -> None:
@@ -205,7 +209,7 @@ def _call_apart(on_lost: Callable[..., object], lease: Lease) -> None:
             # Nobody is there to catch it.
             logger.exception("What was to be called on the loss of %r failed", lease)
 
-    threading.Thread(target=call, name="task-lease-on-lost", daemon=True).start()
+    start(call, "task-lease-on-lost")
 
 
 def _end(lease: Lease, interrupt: Interrupt | None) -> None:

@@ -1,8 +1,8 @@
 """Greenlets, in a process whose threads and sockets gevent or eventlet has replaced.
 
 Whatever such a process calls a thread is a greenlet, and stands still as long as
-another one computes. This is what the core needs to interrupt one all the same: calls
-that reach the loop of a thread from another, and real threads.
+another one computes. This is what the core needs to beat and to interrupt all the
+same: real threads and locks, and calls that reach the loop of a thread from another.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from threading import Lock
     from types import FrameType
 
     Work: TypeAlias = Callable[[], object]
     #: Has some work done by the loop of one thread, soon; call it from anywhere.
     CallSoon: TypeAlias = Callable[[Work], object]
+
+# Seconds between two looks of what cannot be woken from another thread.
+_LOOK_EVERY = 0.05
 
 
 class Greenlet(Protocol):
@@ -29,17 +33,39 @@ class Greenlet(Protocol):
         """Switch to it and raise an error there; only its loop may."""
 
 
+class Bell(Protocol):
+    """What one thread sleeps on, and others ring."""
+
+    def ring(self) -> None:
+        """Wake the sleeper, now or when it next sleeps."""
+
+    def sleep(self, seconds: float) -> bool:
+        """Sleep until woken; return whether that was the reason to stop."""
+
+
 class Greenlets(Protocol):
     """One of the libraries."""
 
     def current(self) -> Greenlet:
         """Return the running greenlet."""
 
+    def spawn(self, work: Work) -> object:
+        """Start a greenlet in this thread."""
+
     def call_soon_here(self) -> CallSoon:
         """Return what calls in the loop of this thread, from whatever thread."""
 
     def start_thread(self, work: Work) -> object:
         """Start a real thread, with a loop of its own."""
+
+    def thread(self) -> int:
+        """Return the number of this real thread."""
+
+    def lock(self) -> Lock:
+        """Return a real lock; whoever has it must not switch."""
+
+    def bell(self) -> Bell:
+        """Return a bell for a real thread."""
 
 
 def greenlets() -> Greenlets | None:
@@ -64,6 +90,11 @@ class _Gevent:
         current: Greenlet = getcurrent()
         return current
 
+    def spawn(self, work: Work) -> object:
+        import gevent  # noqa: PLC0415
+
+        return gevent.spawn(work)
+
     def call_soon_here(self) -> CallSoon:
         from gevent import get_hub  # noqa: PLC0415
 
@@ -73,11 +104,49 @@ class _Gevent:
     def start_thread(self, work: Work) -> object:
         return _original_of_gevent("_thread", "start_new_thread")(work, ())
 
+    def thread(self) -> int:
+        number: int = _original_of_gevent("_thread", "get_ident")()
+        return number
+
+    def lock(self) -> Lock:
+        lock: Lock = _original_of_gevent("_thread", "allocate_lock")()
+        return lock
+
+    def bell(self) -> Bell:
+        return _GeventBell()
+
 
 def _original_of_gevent(module: str, name: str) -> Any:
     from gevent import monkey  # noqa: PLC0415
 
     return monkey.get_original(module, name)
+
+
+class _GeventBell:
+    def __init__(self) -> None:
+        self._rung = False
+        self._wake: Work | None = None
+
+    def ring(self) -> None:
+        self._rung = True
+        if self._wake is not None:
+            self._wake()
+
+    def sleep(self, seconds: float) -> bool:
+        if self._wake is None:
+            self._make()
+        if not self._rung:
+            self._event.wait(seconds)
+        self._event.clear()
+        rung, self._rung = self._rung, False
+        return rung
+
+    def _make(self) -> None:
+        # In the sleeper's own thread, to which both belong.
+        from gevent.event import Event  # noqa: PLC0415
+
+        self._event = Event()
+        self._wake = partial(_Gevent().call_soon_here(), self._event.set)
 
 
 class _Eventlet:
@@ -86,6 +155,11 @@ class _Eventlet:
 
         current: Greenlet = getcurrent()
         return current
+
+    def spawn(self, work: Work) -> object:
+        import eventlet  # noqa: PLC0415
+
+        return eventlet.spawn_n(work)
 
     def call_soon_here(self) -> CallSoon:
         from eventlet.hubs import get_hub  # noqa: PLC0415
@@ -97,8 +171,37 @@ class _Eventlet:
         thread = _original_of_eventlet("threading").Thread(target=work, daemon=True)
         return thread.start()
 
+    def thread(self) -> int:
+        number: int = _original_of_eventlet("threading").get_ident()
+        return number
+
+    def lock(self) -> Lock:
+        lock: Lock = _original_of_eventlet("threading").Lock()
+        return lock
+
+    def bell(self) -> Bell:
+        return _EventletBell()
+
 
 def _original_of_eventlet(module: str) -> Any:
     from eventlet import patcher  # noqa: PLC0415
 
     return patcher.original(module)
+
+
+class _EventletBell:
+    def __init__(self) -> None:
+        self._rung = False
+
+    def ring(self) -> None:
+        self._rung = True
+
+    def sleep(self, seconds: float) -> bool:
+        import eventlet  # noqa: PLC0415
+
+        while not self._rung and seconds > 0:
+            pause = min(seconds, _LOOK_EVERY)
+            eventlet.sleep(pause)
+            seconds -= pause
+        rung, self._rung = self._rung, False
+        return rung

@@ -2,7 +2,8 @@
 
 The thread never waits for the store: each batch of renewals is sent by a short-lived
 thread of its own, so no request, however long it hangs (a name look-up included),
-can hide that a deadline has passed.
+can hide that a deadline has passed. Beside greenlets that is a greenlet, too, but one
+of a real thread, which no work of the user's can hold up.
 """
 
 from __future__ import annotations
@@ -12,26 +13,27 @@ import math
 import os
 import threading
 import weakref
-from collections import OrderedDict
-from itertools import takewhile
+from functools import partial
 from typing import TYPE_CHECKING
 
 from task_lease.errors import StoreUnavailable
+from task_lease.schedule import Schedule
+from task_lease.threads import real_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from task_lease.lease import Lease
     from task_lease.scripts import Store
+    from task_lease.threads import Threads
 
 logger = logging.getLogger("task_lease.heartbeat")
 
 # Parts of a ttl: between beats, what a request may take, and until a failed one is
-# sent again. Leases due within _GATHER of a beat come along, so that many become one.
+# sent again.
 _BEAT = 1 / 3
 _PATIENCE = 1 / 6
 _AGAIN = 1 / 12
-_GATHER = 1 / 12
 # Requests that hang beyond their patience are left behind, but not without number.
 _MOST_REQUESTS = 8
 # Seconds. The waits of threading count no suspended time, so none is longer.
@@ -57,14 +59,18 @@ class Heartbeat:
     Args:
         store: Where the leases are.
         clock: The leases' clock, in seconds.
+        threads: How its threads are started.
     """
 
-    _thread: threading.Thread | None
+    _thread: object | None
     _wake_at: float
 
-    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, store: Store, clock: Callable[[], float], threads: Threads
+    ) -> None:
         self._store = store
         self._clock = clock
+        self._threads = threads
         self._start_anew()
         heartbeat = weakref.ref(self)
 
@@ -83,12 +89,12 @@ class Heartbeat:
             if self._thread is None:
                 self._start_thread()
             elif lease.next_beat_at < self._wake_at:
-                self._changed.notify()
+                self._bell.ring()
 
     def discard(self, lease: Lease) -> None:
         """Renew a lease no more."""
         with self._mutex:
-            self._drop(lease)
+            self._schedule.drop(lease)
 
     def leases(self) -> list[Lease]:
         """Return the leases that are being renewed."""
@@ -101,11 +107,10 @@ class Heartbeat:
         #
         # That mutex is bare, so that a loss raised by a signal cannot come between
         # taking it and entering the block, as in the Python code of a Condition.
-        self._mutex = threading.Lock()
-        self._changed = threading.Condition(self._mutex)
+        self._mutex = real_lock()
+        self._bell = self._threads.bell()
         self._thread = None
-        self._healthy: dict[float, OrderedDict[str, Lease]] = {}
-        self._troubled: dict[str, Lease] = {}
+        self._schedule = Schedule()
         self._requests: list[_Request] = []
         self._answered: list[_Request] = []
         self._left_behind = 0
@@ -114,20 +119,17 @@ class Heartbeat:
         self._idle_wait = _LONGEST_WAIT
 
     def _start_thread(self) -> None:
-        thread = threading.Thread(
-            target=self._run, name="task-lease-heartbeat", daemon=True
-        )
-        self._thread = thread
+        thread = self._thread = object()
         try:
-            thread.start()
+            self._threads.start(partial(self._run, thread))
         except BaseException:
             # There is none, or one that shall not go on: the next lease tries again.
             self._thread = None
             raise
 
-    def _run(self) -> None:
+    def _run(self, thread: object) -> None:
         goes_on = True
-        while goes_on and self._thread is threading.current_thread():
+        while goes_on and self._thread is thread:
             try:
                 goes_on = self._turn()
             except BaseException:
@@ -147,13 +149,13 @@ class Heartbeat:
             if self._answered:
                 return True
             self._wake_at = self._next_wake_at()
-            if math.isinf(self._wake_at):
+            if math.isinf(self._wake_at) and self._threads.may_end:
                 self._thread = None
                 return False
             pause = self._wake_at - self._clock()
-            self._changed.wait(min(max(pause, 0.0), _LONGEST_WAIT))
-            self._wake_at = -math.inf
-            return True
+        self._bell.sleep(min(max(pause, 0.0), _LONGEST_WAIT))
+        self._wake_at = -math.inf
+        return True
 
     def _take_answered(self) -> list[_Request]:
         with self._mutex:
@@ -170,14 +172,14 @@ class Heartbeat:
             else:
                 self._left_behind -= 1
             for lease, reply in zip(request.leases, request.replies, strict=True):
-                self._drop(lease)
+                self._schedule.drop(lease)
                 if not lease.is_live:
                     continue
                 if isinstance(reply, StoreUnavailable):
                     lease.next_beat_at = max(
                         again_at, request.sent_at + lease.ttl * _AGAIN
                     )
-                    self._troubled[lease.owner] = lease
+                    self._schedule.put_apart(lease)
                 else:
                     lease.next_beat_at = request.sent_at + lease.ttl * _BEAT
                     self._put(lease)
@@ -203,8 +205,8 @@ class Heartbeat:
 
     def _take_due(self, now: float) -> Iterator[list[Lease]]:
         with self._mutex:
-            due = [self._due_of(ttl, now) for ttl in self._healthy]
-            troubled = list(self._troubled.values())
+            due = self._schedule.due(now)
+            troubled = self._schedule.apart()
         again: dict[float, list[Lease]] = {}
         for lease in troubled:
             if lease.notice(now) or not lease.is_live:
@@ -215,15 +217,6 @@ class Heartbeat:
             live = [lease for lease in leases if self._is_wanted(lease, now)]
             if live:
                 yield live
-
-    def _due_of(self, ttl: float, now: float) -> list[Lease]:
-        # In order of their beats, so the first one that is not due ends the search.
-        leases = iter(self._healthy[ttl].values())
-        first = next(leases)
-        if first.next_beat_at > now:
-            return []
-        soon = now + ttl * _GATHER
-        return [first, *takewhile(lambda lease: lease.next_beat_at <= soon, leases)]
 
     def _is_wanted(self, lease: Lease, now: float) -> bool:
         ended_at = lease.body_ended_at
@@ -249,13 +242,10 @@ class Heartbeat:
         request = _Request(leases, ttl, now)
         with self._mutex:
             for lease in leases:
-                self._drop(lease)
+                self._schedule.drop(lease)
             self._requests.append(request)
-        sender = threading.Thread(
-            target=self._ask, args=(request,), name="task-lease-beat", daemon=True
-        )
         try:
-            sender.start()
+            self._threads.start_request(partial(self._ask, request))
         except RuntimeError as error:
             # No more threads, or the interpreter is ending.
             problem = StoreUnavailable("renew", str(error))
@@ -265,8 +255,8 @@ class Heartbeat:
         with self._mutex:
             for lease in filter(_is_live, leases):
                 lease.next_beat_at = until
-                self._drop(lease)
-                self._troubled[lease.owner] = lease
+                self._schedule.drop(lease)
+                self._schedule.put_apart(lease)
 
     def _ask(self, request: _Request) -> None:
         try:
@@ -282,16 +272,10 @@ class Heartbeat:
         with self._mutex:
             request.replies = replies
             self._answered.append(request)
-            self._changed.notify()
+        self._bell.ring()
 
     def _next_wake_at(self) -> float:
-        instants = [
-            next(iter(group.values())).next_beat_at for group in self._healthy.values()
-        ]
-        instants += [
-            min(lease.next_beat_at, lease.trusted_until)
-            for lease in self._troubled.values()
-        ]
+        instants = [*self._schedule.instants()]
         instants += [request.look_at for request in self._requests]
         if instants:
             return min(instants)
@@ -301,29 +285,12 @@ class Heartbeat:
         return self._clock() + self._idle_wait if active else math.inf
 
     def _put(self, lease: Lease) -> None:
-        if not lease.is_live:
-            return
-        self._idle_wait = lease.ttl * _BEAT
-        group = self._healthy.setdefault(lease.ttl, OrderedDict())
-        last = next(reversed(group.values()), lease)
-        if lease.next_beat_at < last.next_beat_at - lease.ttl * _GATHER:
-            # Its answer came late; in line it would be passed over.
-            self._troubled[lease.owner] = lease
-        else:
-            group[lease.owner] = lease
-
-    def _drop(self, lease: Lease) -> None:
-        self._troubled.pop(lease.owner, None)
-        group = self._healthy.get(lease.ttl)
-        if group is not None:
-            group.pop(lease.owner, None)
-            if not group:
-                del self._healthy[lease.ttl]
+        if lease.is_live:
+            self._idle_wait = lease.ttl * _BEAT
+            self._schedule.put(lease)
 
     def _all(self) -> Iterator[Lease]:
-        for group in self._healthy.values():
-            yield from group.values()
-        yield from self._troubled.values()
+        yield from self._schedule
         for request in self._requests:
             yield from filter(_is_live, request.leases)
 

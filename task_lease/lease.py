@@ -15,6 +15,7 @@ from task_lease.errors import LeaseLost, StoreUnavailable
 from task_lease.keys import done_key
 from task_lease.observers import LeaseEvent, event_of_handed
 from task_lease.scripts import Outcome, Renewal
+from task_lease.threads import real_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +116,7 @@ class Lease:
         self._clock = clock
         self._emit = emit
         self._end = end
-        self._mutex = threading.Lock()
+        self._mutex = real_lock()
         self._lost: LostReason | None = None
         self._at_risk = False
         self._ended = False

@@ -11,10 +11,10 @@ import os
 import secrets
 import threading
 import weakref
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from task_lease.keys import wake_channel
+from task_lease.threads import Alarm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,35 +28,6 @@ logger = logging.getLogger("task_lease.acquire")
 # pauses before it subscribes again after an error.
 _LOOK_EVERY = 5.0
 _PAUSE = 0.5
-
-
-class Alarm:
-    """What one waiter sleeps on.
-
-    Unlike an Event, it has no Python code in which a loss that is raised by a signal
-    could leave a mutex taken.
-    """
-
-    def __init__(self) -> None:
-        self._rings: SimpleQueue[None] = SimpleQueue()
-
-    def ring(self) -> None:
-        """Wake the waiter, now or when it next sleeps."""
-        self._rings.put(None)
-
-    def sleep(self, seconds: float) -> bool:
-        """Sleep until woken; return whether that was the reason to stop."""
-        try:
-            self._rings.get(timeout=seconds)
-        except Empty:
-            return False
-        self.silence()
-        return True
-
-    def silence(self) -> None:
-        """Forget that it rang."""
-        while not self._rings.empty():
-            self._rings.get()
 
 
 class Wakeups:

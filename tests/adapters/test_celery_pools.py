@@ -82,6 +82,20 @@ def test_tasks_take_turns_in_pool(pool: str, journal: Journal) -> None:
     assert not find_falling_fences(runs)
 
 
+def test_task_that_computes_for_three_ttls_keeps_its_lease_in_pool(
+    pool: str, journal: Journal
+) -> None:
+    # On two workers, so that another one is there to take what is lost.
+    results = [send(pool, tasks.compute_three_ttls, journal) for _ in range(2)]
+
+    fences = [result.get(timeout=PATIENCE) for result in results]
+
+    assert None not in fences
+    runs = journal.wait_runs(2)
+    assert not find_overlaps(runs)
+    assert not find_falling_fences(runs)
+
+
 def test_lost_task_is_stopped_in_pool(
     pool: str, journal: Journal, store: redis.Redis
 ) -> None:

@@ -40,6 +40,11 @@ def original_sleep():
         return __import__("gevent.monkey").monkey.get_original("time", "sleep")
     return __import__("eventlet.patcher").patcher.original("time").sleep
 
+def compute(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(1000))
+
 def run(*works):
     greens = [spawn(work) for work in works]
     for green in greens:
@@ -186,3 +191,127 @@ def test_outer_loss_waits_in_a_greenlet_for_the_clean_up_of_the_inner_body(
     )
 
     assert said.split() == ["cleaned", "outer"]
+
+
+def test_lease_is_kept_while_a_greenlet_computes_for_three_ttls(
+    run_green: Callable[..., str],
+) -> None:
+    said = run_green(
+        """
+        def work():
+            lease = leases.acquire("invoice:42")
+            hold(lease, lambda: compute(3 * lease.ttl))
+            lease.check(remote=True)
+            print(lease.state, lease.release())
+
+        run(work)
+        """,
+        ttl=1.5,
+    )
+
+    assert said == "held True\n"
+
+
+def test_loss_strikes_a_computing_greenlet_at_its_next_switch(
+    run_green: Callable[..., str],
+) -> None:
+    said = run_green(
+        """
+        def work():
+            lease = leases.acquire("invoice:42")
+
+            def body():
+                redis.Redis.from_url(sys.argv[1]).delete("tl1:{invoice:42}")
+                until = time.monotonic() + 30
+                while lease.lost is None and time.monotonic() < until:
+                    compute(0.01)
+                print(lease.lost)
+                time.sleep(60)
+
+            try:
+                hold(lease, body)
+            except LeaseLost as error:
+                print(error)
+
+        run(work)
+        """,
+        ttl=1.5,
+    )
+
+    assert said == "stolen\ninvoice:42 was lost (stolen)\n"
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_shared_client_is_used_by_the_greenlets_alone(
+    run_green: Callable[..., str],
+    computes: bool,  # noqa: FBT001
+) -> None:
+    # Such a client is used as it is, so nobody can have another one.
+    said = run_green(
+        f"""
+        class Pool(redis.ConnectionPool): pass
+
+        client = redis.Redis(connection_pool=Pool.from_url(sys.argv[1]))
+        leases = Leases(client, ttl=float(sys.argv[2]), observers=())
+
+        def work():
+            lease = leases.acquire("invoice:42")
+            try:
+                hold(lease, lambda: ({computes} and compute or time.sleep)(4.5))
+                print("kept")
+            except LeaseLost as error:
+                print("lost")
+            ended.append(True)
+
+        def turn():
+            # As a worker's loop does, which eventlet cannot wake from a thread.
+            while not ended:
+                time.sleep(0.05)
+
+        ended = []
+        run(work, turn)
+        """,
+        ttl=1.5,
+    )
+
+    assert said == ("lost\n" if computes else "kept\n")
+
+
+def test_user_is_told_in_the_thread_of_the_greenlets(
+    run_green: Callable[..., str],
+) -> None:
+    said = run_green(
+        """
+        told = {}
+
+        def observe(event):
+            told[event.kind] = library.thread()
+
+        def on_lost(lease):
+            told["callback"] = library.thread()
+
+        leases = Leases(sys.argv[1], ttl=float(sys.argv[2]), observers=[observe])
+
+        def work():
+            lease = leases.acquire("invoice:42")
+
+            def body():
+                until = time.monotonic() + 30
+                while "renewed" not in told and time.monotonic() < until:
+                    time.sleep(0.01)
+                redis.Redis.from_url(sys.argv[1]).delete("tl1:{invoice:42}")
+                while "callback" not in told and time.monotonic() < until:
+                    time.sleep(0.01)
+
+            try:
+                hold(lease, body, on_lost=on_lost)
+            except LeaseLost:
+                time.sleep(0.1)
+            print(sorted(told), set(told.values()) == {library.thread()})
+
+        run(work)
+        """,
+        ttl=1.5,
+    )
+
+    assert said == "['acquired', 'callback', 'lost', 'renewed'] True\n"

@@ -14,7 +14,8 @@ from typing_extensions import override
 
 from task_lease import Lease, LeaseConflict, LeaseLost, Leases, StoreUnavailable
 from task_lease.exclusive import hold
-from task_lease.waiting import Alarm, Wakeups
+from task_lease.threads import Alarm
+from task_lease.waiting import Wakeups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
