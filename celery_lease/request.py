@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from celery.worker.request import Request
 from typing_extensions import override
 
+from celery_lease.events import are_wanted
 from celery_lease.settings import RECEIPT, AppLeases
 from task_lease.errors import LeaseError
 
@@ -58,6 +59,7 @@ def write_receipt(sender: Any, request: Request, **_: object) -> None:
     request.request_dict[RECEIPT] = {
         "queue": _queue_of(sender, message_info),
         "received": time.time(),
+        "events": are_wanted(sender),
     }
 
 

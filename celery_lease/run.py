@@ -72,6 +72,9 @@ def run_exclusively(
     if plan is None:
         _note_start(task, request)
         return call(*args, **kwargs)
+    receipt = request.get(RECEIPT)
+    wanted_events = isinstance(receipt, dict) and receipt.get("events")
+    app_leases.events.hostname = str(request.hostname) if wanted_events else ""
     run = _Run(task, request, app_leases, plan, queue)
     return run.perform(call, args, kwargs)
 

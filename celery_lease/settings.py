@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from celery_lease.events import EventSender
 from celery_lease.signals import send_signal
 from task_lease.arguments import Binder
 from task_lease.client import Leases
@@ -69,7 +70,10 @@ class AppLeases:
             if name in settings
         }
         url = settings.pop("url", None)
-        self.leases = _leases(_url(app) if url is None else url, of_store)
+        #: What puts the events of these leases on Celery's own stream.
+        self.events = EventSender(app)
+        store = _url(app) if url is None else url
+        self.leases = _leases(store, of_store, self.events)
         self._defaults = _checked("", settings, _DEFAULTS)
         self._queues = _checked_queues({} if queues is None else queues)
         self._plans: dict[tuple[str, str], Plan | None] = {}
@@ -235,9 +239,9 @@ def _checked(
     return dict(settings)
 
 
-def _leases(store: Any, settings: Mapping[str, Any]) -> Leases:
+def _leases(store: Any, settings: Mapping[str, Any], events: EventSender) -> Leases:
     try:
-        return Leases(store, observers=(log_event, send_signal), **settings)
+        return Leases(store, observers=(log_event, send_signal, events), **settings)
     except InvalidConfig as error:
         setting = "url" if error.setting == "store" else error.setting
         raise InvalidConfig(f"{PREFIX}{setting}", error.value, error.rule) from error
