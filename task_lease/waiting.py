@@ -83,7 +83,7 @@ class Wakeups:
         while self._is_wanted():
             try:
                 if subscription is None:
-                    subscription = self._connect().pubsub()  # type: ignore[no-untyped-call]
+                    subscription = self._connect().pubsub()  # type: ignore[no-untyped-call, unused-ignore]
                     subscription.subscribe(self.channel)
                 self._hear(subscription.get_message(timeout=_LOOK_EVERY))
             except Exception as error:  # noqa: BLE001 - whatever it is, it cannot hear
