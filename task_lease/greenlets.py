@@ -7,6 +7,7 @@ same: real threads and locks, and calls that reach the loop of a thread from ano
 
 from __future__ import annotations
 
+import atexit
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 # Seconds between two looks of what cannot be woken from another thread.
 _LOOK_EVERY = 0.05
+# Seconds that the end of the process waits for a thread of ours.
+_PATIENCE = 2.0
+
+
+class ProcessEnds(BaseException):
+    """Ends a real thread of ours; nothing that it runs may take it for a failure."""
 
 
 class Greenlet(Protocol):
@@ -102,7 +109,23 @@ class _Gevent:
         return call
 
     def start_thread(self, work: Work) -> object:
-        return _original_of_gevent("_thread", "start_new_thread")(work, ())
+        # It must not touch a loop while the process's end takes loops apart.
+        ended = self.lock()
+        ended.acquire()
+
+        def run() -> None:
+            stop = partial(self.call_soon_here(), partial(_end, self.current()))
+            at_exit = partial(_end_and_wait, stop, ended)
+            atexit.register(at_exit)
+            try:
+                work()
+            except ProcessEnds:
+                pass
+            finally:
+                ended.release()
+                atexit.unregister(at_exit)
+
+        return _original_of_gevent("_thread", "start_new_thread")(run, ())
 
     def thread(self) -> int:
         number: int = _original_of_gevent("_thread", "get_ident")()
@@ -114,6 +137,15 @@ class _Gevent:
 
     def bell(self) -> Bell:
         return _GeventBell()
+
+
+def _end(greenlet: Greenlet) -> None:
+    greenlet.throw(ProcessEnds())
+
+
+def _end_and_wait(stop: Work, ended: Lock) -> None:
+    stop()
+    ended.acquire(timeout=_PATIENCE)
 
 
 def _original_of_gevent(module: str, name: str) -> Any:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from task_lease.errors import StoreUnavailable
+from task_lease.greenlets import ProcessEnds
 from task_lease.schedule import Schedule
 from task_lease.threads import real_lock
 
@@ -132,6 +133,8 @@ class Heartbeat:
         while goes_on and self._thread is thread:
             try:
                 goes_on = self._turn()
+            except ProcessEnds:
+                raise
             except BaseException:
                 # A beat that dies would lose every lease of the process.
                 logger.exception("The heartbeat stumbled and goes on")
