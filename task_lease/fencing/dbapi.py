@@ -1,16 +1,17 @@
-"""Let a table refuse a write that comes with an old fence.
-
-A run that was paused past its ttl can still write when it wakes. *Claim before you
-read*: a check at the write alone loses updates, for the late one reads first.
-"""
+"""Guard rows of a table through any driver of DB-API 2.0."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from task_lease.errors import InvalidConfig, StaleFence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from task_lease.fencing.fenced import Fenced
 
 # What stands for the nth value. Drivers with "pyformat" take values by place, too.
 _MARKS = {"qmark": "?", "numeric": ":{}", "format": "%s", "pyformat": "%s"}
@@ -30,18 +31,6 @@ class Cursor(Protocol):
 
     def fetchone(self) -> Any:
         """Return the next row, or None."""
-
-
-class Fenced(Protocol):
-    """What a row is claimed for: a `Lease`, held or lost."""
-
-    @property
-    def owner(self) -> str:
-        """The text that is unique per acquisition."""
-
-    @property
-    def fence(self) -> int | None:
-        """The number that grows from holder to holder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +103,40 @@ class RowGuard:
         # Some drivers count only what changed, and a repeated claim changes nothing.
         if fence is None or (stored, by) != mine:
             raise StaleFence(f"{self.table}[{row!r}]", fence, stored)
+
+    def claim_all(self, cursor: Cursor, lease: Fenced, rows: Iterable[object]) -> None:
+        """Claim many rows, in an order that is the same for everyone.
+
+        Args:
+            cursor: One of the transaction's.
+            lease: Who wants to write.
+            rows: Their values in the key column.
+
+        Raises:
+            StaleFence: If one of them has seen a higher fence, or is not there.
+        """
+        for row in sorted(set(rows), key=repr):
+            self.claim(cursor, lease, row)
+
+    def claim_or_insert(self, cursor: Cursor, lease: Fenced, row: object) -> None:
+        """Claim a row that is inserted if it is not there; PostgreSQL or SQLite.
+
+        With a table of guard rows, one for each lease's name, it claims what no row
+        of its own can guard: inserts, deletes, and whatever a statement may reach.
+
+        Args:
+            cursor: One of the transaction's.
+            lease: Who wants to write.
+            row: The row's value in the key column, which must be unique; all other
+                columns must have defaults.
+
+        Raises:
+            StaleFence: If the row has seen a higher fence.
+        """
+        if lease.fence is not None:
+            insert = f"INSERT INTO {self.table} ({self.key}) VALUES ({{}}) "  # noqa: S608
+            self._run(cursor, insert + f"ON CONFLICT ({self.key}) DO NOTHING", row)
+        self.claim(cursor, lease, row)
 
     def _run(self, cursor: Cursor, statement: str, *values: object) -> None:
         marks = map(_MARKS[self.paramstyle].format, range(1, len(values) + 1))

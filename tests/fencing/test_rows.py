@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from fencing.tickets import Ticket
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,11 +18,6 @@ if TYPE_CHECKING:
 
 TABLE = "CREATE TABLE invoices (id TEXT, lock_version BIGINT, lock_owner TEXT, n INT)"
 GUARD = RowGuard(table="invoices", key="id")
-
-
-class Ticket(NamedTuple):
-    owner: str
-    fence: int | None
 
 
 @pytest.fixture
